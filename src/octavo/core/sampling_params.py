@@ -1,0 +1,76 @@
+"""What a request asks of sampling. Data only: it does not know how a token is drawn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from octavo.errors import InvalidRequestError
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen, and when to stop.
+
+    `temperature` 0 is greedy. `top_k` 0 (or -1) and `top_p` 1 mean "all tokens". `logprobs` is None for none, or the
+    number of most likely tokens to report beside the chosen one (0 to 20). `seed` None lets the engine choose one;
+    with a seed, token i of a request is a function of (seed, i) and the logits alone.
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("max_tokens", self.max_tokens, 1, None)
+        _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_k", self.top_k, -1, None)
+        if not 0.0 < self.top_p <= 1.0:
+            raise InvalidRequestError(f"top_p is {self.top_p}; it must be above 0 and at most 1", param="top_p")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if not 0.0 < self.repetition_penalty <= 100.0:
+            raise InvalidRequestError(
+                f"repetition_penalty is {self.repetition_penalty}; it must be above 0 and at most 100 (1 is neutral)",
+                param="repetition_penalty",
+            )
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for token_id, bias in self.logit_bias:
+            _check_range("logit_bias", token_id, 0, None)
+            _check_range("logit_bias", bias, -100.0, 100.0)
+        if self.seed is not None:
+            _check_range("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
+        if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
+            raise InvalidRequestError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed, none of them empty", param="stop"
+            )
+        if self.logprobs is not None:
+            _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _check_range(name: str, value: float, low: float, high: float | None) -> None:
+    if math.isnan(value) or value < low or (high is not None and value > high):
+        upper = "" if high is None else f" and at most {high}"
+        raise InvalidRequestError(f"{name} is {value}; it must be at least {low}{upper}", param=name)

@@ -1,0 +1,88 @@
+"""The contract between deciding and doing: what to run, and what came of it. Plain data, no behaviour."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.core.sampling_params import SamplingParams
+
+BlockTable = array  # array('i') of block ids; a snapshot, to be read only
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy slots [0, num_tokens) of one block to another, in every layer of its group, before any row of the step runs.
+
+    Copies run in the order of the plan: a later one may overwrite the source of an earlier one.
+    """
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSpec:
+    """All that is needed to draw one token from a row of logits, whatever else is in the batch."""
+
+    params: SamplingParams
+    seed: int  # the request's, or the one that the engine chose
+    position: int  # index of the token to draw, counted from the first output token
+    banned_token_ids: tuple[int, ...] = ()  # stop tokens, while fewer than min_tokens are drawn
+    prompt_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
+    output_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Run the tokens at positions [start, start + len(token_ids)) of one request.
+
+    Their K and V are written to the slots that `block_tables` (one table per KV group) gives for these positions;
+    attention reads positions [0, start + len(token_ids)). With `sample`, the logits of the last token are drawn from.
+    """
+
+    request_id: str
+    start: int
+    token_ids: tuple[int, ...]
+    block_tables: tuple[BlockTable, ...]
+    sample: SampleSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    step_index: int
+    copies: tuple[BlockCopy, ...]
+    rows: tuple[Row, ...]
+    preempted: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: int
+    logprob: float | None = None  # natural logarithm, of the raw logits (temperature 1, no penalties); None: not asked for
+    top_logprobs: tuple[TokenLogprob, ...] = ()  # most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    sampled: dict[str, SampledToken]  # request_id -> the next token, for each row that samples and did not fail
+    failed: dict[str, str] = field(default_factory=dict)  # request_id -> why; the other rows are not touched by it
+    num_tokens: int = 0  # rows that the kernels really processed: the ledger's truth
+
+
+class Executor(Protocol):
+    """Does what a plan says. It keeps no memory of requests between steps."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...

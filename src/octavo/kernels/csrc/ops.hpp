@@ -1,0 +1,18 @@
+// The operations of one instruction set; each is defined in the file of its name.
+#pragma once
+#include "kernel_table.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows);
+void linear(ThreadPool& pool, const LinearArgs& args);
+void embedding(ThreadPool& pool, const LinearWeights& table, const int32_t* token_ids, int num_rows, float* out);
+void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
+void silu_mul(ThreadPool& pool, const float* gate_up, int num_rows, int width, float* out);
+void rope_write(ThreadPool& pool, const RopeWriteArgs& args);
+size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads);
+void paged_attention(ThreadPool& pool, const AttentionArgs& args);
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

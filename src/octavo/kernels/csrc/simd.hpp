@@ -1,0 +1,180 @@
+// Sixteen float lanes, the same meaning on every instruction set. Included only by files that are compiled once per
+// instruction set (OCTAVO_ISA names the namespace). Everything here is static: the linker must never merge a function
+// that was compiled for a newer instruction set into an older path.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#define OCTAVO_INLINE static inline __attribute__((always_inline))
+#if defined(__AVX512F__) && defined(__AVX512BF16__)
+#define OCTAVO_HAS_DPBF16 1
+#else
+#define OCTAVO_HAS_DPBF16 0
+#endif
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int kLanes = 16;
+
+#if defined(__AVX512F__)
+struct F16 {
+  __m512 v;
+};
+OCTAVO_INLINE F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+OCTAVO_INLINE void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
+OCTAVO_INLINE F16 set1(float x) { return {_mm512_set1_ps(x)}; }
+OCTAVO_INLINE F16 add(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+OCTAVO_INLINE F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+OCTAVO_INLINE F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+OCTAVO_INLINE F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+OCTAVO_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+OCTAVO_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
+OCTAVO_INLINE F16 round_nearest(F16 a) { return {_mm512_roundscale_ps(a.v, 8)}; }
+OCTAVO_INLINE F16 scale_by_power(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2^n, n integral
+// lanes 0 .. count - 1 of a, the rest from b
+OCTAVO_INLINE F16 first_lanes(F16 a, F16 b, int count) {
+  return {_mm512_mask_mov_ps(b.v, static_cast<__mmask16>((1u << count) - 1u), a.v)};
+}
+// 16 pairs of bf16 -> the first (low half) or second (high half) of each pair
+OCTAVO_INLINE F16 low_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+OCTAVO_INLINE F16 high_bf16(const void* p) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+#elif defined(__AVX2__)
+struct F16 {
+  __m256 a, b;
+};
+OCTAVO_INLINE F16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+OCTAVO_INLINE void store(float* p, F16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+OCTAVO_INLINE F16 set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+OCTAVO_INLINE F16 add(F16 x, F16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+OCTAVO_INLINE F16 sub(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+OCTAVO_INLINE F16 mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+OCTAVO_INLINE F16 div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+OCTAVO_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+OCTAVO_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+OCTAVO_INLINE F16 round_nearest(F16 x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
+OCTAVO_INLINE __m256 power_of_two_(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+OCTAVO_INLINE F16 scale_by_power(F16 x, F16 n) {  // n in [-126, 127]; below, flushed to 0
+  const __m256 low = _mm256_set1_ps(-126.f);
+  const __m256 ka = _mm256_cmp_ps(n.a, low, _CMP_GE_OQ), kb = _mm256_cmp_ps(n.b, low, _CMP_GE_OQ);
+  return {_mm256_and_ps(ka, _mm256_mul_ps(x.a, power_of_two_(_mm256_max_ps(n.a, low)))),
+          _mm256_and_ps(kb, _mm256_mul_ps(x.b, power_of_two_(_mm256_max_ps(n.b, low))))};
+}
+OCTAVO_INLINE F16 first_lanes(F16 x, F16 y, int count) {
+  const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), c = _mm256_set1_epi32(count);
+  const __m256 ma = _mm256_castsi256_ps(_mm256_cmpgt_epi32(c, i));
+  const __m256 mb = _mm256_castsi256_ps(_mm256_cmpgt_epi32(c, _mm256_add_epi32(i, _mm256_set1_epi32(8))));
+  return {_mm256_blendv_ps(y.a, x.a, ma), _mm256_blendv_ps(y.b, x.b, mb)};
+}
+OCTAVO_INLINE F16 low_bf16(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(q), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(q + 1), 16))};
+}
+OCTAVO_INLINE F16 high_bf16(const void* p) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  const __m256i m = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), m)),
+          _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), m))};
+}
+#else  // portable: plain loops, which the compiler vectorises for SSE2 or NEON
+struct F16 {
+  float v[16];
+};
+#define OCTAVO_EACH(expression)                      \
+  F16 r;                                             \
+  for (int i = 0; i < 16; i++) r.v[i] = (expression); \
+  return r
+OCTAVO_INLINE F16 load(const float* p) { OCTAVO_EACH(p[i]); }
+OCTAVO_INLINE void store(float* p, F16 a) { std::memcpy(p, a.v, sizeof a.v); }
+OCTAVO_INLINE F16 set1(float x) { OCTAVO_EACH(x); }
+OCTAVO_INLINE F16 add(F16 a, F16 b) { OCTAVO_EACH(a.v[i] + b.v[i]); }
+OCTAVO_INLINE F16 sub(F16 a, F16 b) { OCTAVO_EACH(a.v[i] - b.v[i]); }
+OCTAVO_INLINE F16 mul(F16 a, F16 b) { OCTAVO_EACH(a.v[i] * b.v[i]); }
+OCTAVO_INLINE F16 div(F16 a, F16 b) { OCTAVO_EACH(a.v[i] / b.v[i]); }
+OCTAVO_INLINE F16 max(F16 a, F16 b) { OCTAVO_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+OCTAVO_INLINE F16 fma(F16 a, F16 b, F16 c) { OCTAVO_EACH(a.v[i] * b.v[i] + c.v[i]); }  // two roundings (-ffp-contract=off)
+OCTAVO_INLINE F16 round_nearest(F16 a) { OCTAVO_EACH(__builtin_rintf(a.v[i])); }
+OCTAVO_INLINE F16 scale_by_power(F16 a, F16 n) {
+  F16 r;
+  for (int i = 0; i < 16; i++) {
+    const float c = n.v[i] < -126.f ? -126.f : n.v[i];
+    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(c) + 127) << 23;
+    float p;
+    std::memcpy(&p, &bits, 4);
+    r.v[i] = n.v[i] >= -126.f ? a.v[i] * p : 0.f;
+  }
+  return r;
+}
+OCTAVO_INLINE F16 first_lanes(F16 a, F16 b, int count) { OCTAVO_EACH(i < count ? a.v[i] : b.v[i]); }
+OCTAVO_INLINE float from_bits_(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+OCTAVO_INLINE F16 low_bf16(const void* p) {
+  uint32_t w[16];
+  std::memcpy(w, p, sizeof w);
+  OCTAVO_EACH(from_bits_(w[i] << 16));
+}
+OCTAVO_INLINE F16 high_bf16(const void* p) {
+  uint32_t w[16];
+  std::memcpy(w, p, sizeof w);
+  OCTAVO_EACH(from_bits_(w[i] & 0xffff0000u));
+}
+#undef OCTAVO_EACH
+#endif
+
+OCTAVO_INLINE F16 zero() { return set1(0.f); }
+// Reductions in one fixed tree of lanes, on every instruction set.
+OCTAVO_INLINE float reduce_add(F16 a) {
+  float v[16];
+  store(v, a);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) v[i] = v[i] + v[i + width];
+  return v[0];
+}
+OCTAVO_INLINE float reduce_max(F16 a) {
+  float v[16];
+  store(v, a);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; i++) v[i] = v[i] > v[i + width] ? v[i] : v[i + width];
+  return v[0];
+}
+// float -> bfloat16 bits, nearest even; NaN stays a quiet NaN (kv_formats/bf16.py)
+OCTAVO_INLINE uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+OCTAVO_INLINE float from_bf16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+// 2^x: degree 5, relative error about 2e-7; x below -126 gives 0 or a denormal, never an error
+OCTAVO_INLINE F16 exp2_lanes(F16 x) {
+  x = max(x, set1(-200.f));
+  const F16 n = round_nearest(x), f = sub(x, n);
+  F16 y = fma(set1(0.00132764715f), f, set1(0.00967554133f));
+  y = fma(y, f, set1(0.0555071327f));
+  y = fma(y, f, set1(0.240221197f));
+  y = fma(y, f, set1(0.693146967f));
+  y = fma(y, f, set1(1.f));
+  return scale_by_power(y, n);
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

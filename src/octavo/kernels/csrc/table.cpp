@@ -1,0 +1,15 @@
+#include "ops.hpp"
+
+#define OCTAVO_STRING_(x) #x
+#define OCTAVO_STRING(x) OCTAVO_STRING_(x)
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+extern const KernelTable kTable;
+const KernelTable kTable = {OCTAVO_STRING(OCTAVO_ISA), linear_scratch_bytes, linear,     embedding,
+                            rms_norm,                  silu_mul,             rope_write, attention_scratch_bytes,
+                            paged_attention};
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

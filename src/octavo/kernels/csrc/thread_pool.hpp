@@ -1,0 +1,49 @@
+// A pool that hands out small pieces and does not spin for long (a busy neighbour costs its share and not more).
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+// fn(context, piece, thread): pieces of one run may execute in any order and on any thread, so a piece must write only
+// what it owns, and its result must not depend on `thread` (law 1).
+using PieceFn = void (*)(void* context, int piece, int thread);
+
+class ThreadPool {
+ public:
+  ThreadPool(int num_threads, int spin_pauses);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+  // Runs pieces 0 .. num_pieces - 1 and returns when all have ended. One caller at a time.
+  void run(int num_pieces, PieceFn fn, void* context);
+
+ private:
+  struct Job {
+    PieceFn fn;
+    void* context;
+    uint32_t num_pieces;
+  };
+  void worker(int thread);
+  void drain(int thread);
+
+  Job jobs_[8];                                // job of epoch e is jobs_[e % 8]
+  alignas(64) std::atomic<uint64_t> ticket_{0};  // epoch << 32 | next piece: a stale worker cannot claim a new piece
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  alignas(64) std::atomic<uint32_t> done_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;
+  std::condition_variable work_, finished_;
+  std::atomic<int> num_sleepers_{0};
+  std::atomic<bool> waiting_{false};
+  int num_threads_, spin_pauses_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace octavo
