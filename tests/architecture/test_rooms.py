@@ -82,7 +82,19 @@ def test_inits_are_empty() -> None:
 
 def test_core_is_pure() -> None:
     """No clock, thread, file, environment or log in core."""
-    forbidden = {"time", "threading", "os", "io", "logging", "pathlib", "asyncio", "random", "socket", "subprocess", "datetime"}
+    forbidden = {
+        "time",
+        "threading",
+        "os",
+        "io",
+        "logging",
+        "pathlib",
+        "asyncio",
+        "random",
+        "socket",
+        "subprocess",
+        "datetime",
+    }
     for path in (PACKAGE / "core").rglob("*.py"):
         found = {name.split(".")[0] for name in imports_of(path)} & forbidden
         assert not found, f"{name_of(path)} imports {found}"
@@ -150,7 +162,14 @@ def test_only_protocols_and_exceptions_are_inherited_from() -> None:
 
 def test_no_machine_path_and_no_registry_host() -> None:
     """Nothing of the machine that the project was written on, and no package registry's host, is in the tree."""
-    words = ["/" + "root/", "/" + "work/", "pypi" + ".org", "files.python" + "hosted", "registry." + "npmjs", "deb." + "debian.org"]
+    words = [
+        "/" + "root/",
+        "/" + "work/",
+        "pypi" + ".org",
+        "files.python" + "hosted",
+        "registry." + "npmjs",
+        "deb." + "debian.org",
+    ]
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
         path = REPOSITORY / name
