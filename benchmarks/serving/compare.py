@@ -3,8 +3,8 @@
     python benchmarks/serving/compare.py MODEL.gguf --rounds 3 --peer openvino=PYTHON --peer llama.cpp=PYTHON \
         --peer vllm=PYTHON:MODEL_DIRECTORY --peer any=URL --out benchmarks/results/serving.json
 
-PYTHON is an interpreter in whose environment the peer is installed. One server runs at a time; each round starts it anew
-and runs every workload in a process of its own. The settings of each peer are in the result.
+PYTHON is an interpreter with the peer installed. One server runs at a time; each round starts it anew and runs
+every workload in a process of its own. The settings of each peer are in the result.
 """
 
 from __future__ import annotations

@@ -9,108 +9,14 @@ import json
 import random
 import sys
 
-WORDS = [
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-    "country",
-    "problem",
-    "hand",
-    "part",
-    "place",
-    "case",
-    "week",
-    "company",
-    "system",
-    "program",
-    "question",
-    "work",
-    "government",
-    "number",
-    "night",
-    "point",
-    "home",
-    "water",
-    "room",
-    "mother",
-    "area",
-    "money",
-    "story",
-    "fact",
-    "month",
-    "lot",
-    "right",
-    "study",
-    "book",
-    "eye",
-    "job",
-    "word",
-    "business",
-    "issue",
-    "side",
-    "kind",
-    "head",
-    "house",
-    "service",
-    "friend",
-    "father",
-    "power",
-    "hour",
-    "game",
-    "line",
-    "end",
-    "member",
-    "law",
-    "car",
-    "city",
-    "community",
-    "name",
-    "president",
-    "team",
-    "minute",
-    "idea",
-    "kid",
-    "body",
-    "information",
-    "back",
-    "parent",
-    "face",
-    "others",
-    "level",
-    "office",
-    "door",
-    "health",
-    "person",
-    "art",
-    "war",
-    "history",
-    "party",
-    "result",
-    "change",
-    "morning",
-    "reason",
-    "research",
-    "girl",
-    "guy",
-    "moment",
-    "air",
-    "teacher",
-    "force",
-    "education",
-]
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work government number night point home "
+    "water room mother area money story fact month lot right study book eye job word business issue side kind "
+    "head house service friend father power hour game line end member law car city community name president "
+    "team minute idea kid body information back parent face others level office door health person art war "
+    "history party result change morning reason research girl guy moment air teacher force education"
+).split()
 
 
 def text(rng, words):
@@ -119,7 +25,7 @@ def text(rng, words):
     while len(out) < words:
         n = rng.randint(6, 16)
         s = [rng.choice(WORDS) for _ in range(n)]
-        out += [s[0].capitalize()] + s[1:-1] + [s[-1] + "."]
+        out += [s[0].capitalize(), *s[1:-1], s[-1] + "."]
     return " ".join(out[:words])
 
 
