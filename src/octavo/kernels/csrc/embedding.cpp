@@ -1,7 +1,49 @@
-#include <cstdlib>
+// Rows of the packed matrix, widened to f32: a tied head is stored once.
 #include "ops.hpp"
+#include "simd.hpp"
+
 namespace octavo {
 namespace OCTAVO_ISA {
-void embedding(ThreadPool&, const LinearWeights&, const int32_t*, int, float*) { std::abort(); }
+namespace {
+
+constexpr int kRowsPerPiece = 8;
+
+struct Embedding {
+  const LinearWeights* table;
+  const int32_t* token_ids;
+  int num_rows;
+  float* out;
+};
+
+void embedding_row(const LinearWeights& table, int32_t token_id, float* out) {
+  const size_t inputs = static_cast<size_t>(table.num_inputs), lane = static_cast<size_t>(token_id % kLanes);
+  const size_t panel = static_cast<size_t>(token_id / kLanes);
+  if (table.dtype == WeightsDtype::f32) {
+    const float* from = static_cast<const float*>(table.weights) + panel * inputs * kLanes + lane;
+    for (size_t k = 0; k < inputs; k++) out[k] = from[k * kLanes];
+    return;
+  }
+  const size_t pairs = (inputs + 1) / 2;
+  const uint16_t* from = static_cast<const uint16_t*>(table.weights) + (panel * pairs * kLanes + lane) * 2;
+  for (size_t pair = 0; pair < inputs / 2; pair++) {
+    out[2 * pair] = from_bf16(from[pair * kLanes * 2]);
+    out[2 * pair + 1] = from_bf16(from[pair * kLanes * 2 + 1]);
+  }
+  if (inputs % 2) out[inputs - 1] = from_bf16(from[(pairs - 1) * kLanes * 2]);
+}
+
+void embedding_piece(void* context, int piece, int) {
+  const Embedding& work = *static_cast<const Embedding*>(context);
+  for (int row = piece * kRowsPerPiece; row < work.num_rows && row < (piece + 1) * kRowsPerPiece; row++)
+    embedding_row(*work.table, work.token_ids[row], work.out + static_cast<size_t>(row) * work.table->num_inputs);
+}
+
+}  // namespace
+
+void embedding(ThreadPool& pool, const LinearWeights& table, const int32_t* token_ids, int num_rows, float* out) {
+  Embedding work = {&table, token_ids, num_rows, out};
+  pool.run((num_rows + kRowsPerPiece - 1) / kRowsPerPiece, embedding_piece, &work);
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -1,7 +1,54 @@
-#include <cstdlib>
+// gate * sigmoid(gate) * up, as gate / (1 + e^-gate) * up: the quotient neither overflows nor loses small values early.
 #include "ops.hpp"
+#include "rows.hpp"
+#include "simd.hpp"
+
 namespace octavo {
 namespace OCTAVO_ISA {
-void silu_mul(ThreadPool&, const float*, int, int, float*) { std::abort(); }
+namespace {
+
+struct SiluMul {
+  const float* gate_up;
+  int num_rows, width, rows;
+  float* out;
+};
+
+// e^x, relative error about 3e-7; infinity above 89. x = n ln 2 + r, with ln 2 in two parts so that n * part is exact.
+OCTAVO_INLINE F16 exp_lanes(F16 x) {
+  x = min(max(x, set1(-120.f)), set1(89.5f));
+  const F16 n = round_nearest(mul(x, set1(1.44269504f)));
+  F16 r = sub(x, mul(n, set1(0.693359375f)));
+  r = sub(r, mul(n, set1(-2.12194440e-4f)));
+  // one power of two is left to the end: 2^128 is no float, and e^88.5 is one
+  return mul(scale_by_power(exp2_fraction(mul(r, set1(1.44269504f))), sub(n, set1(1.f))), set1(2.f));
+}
+
+OCTAVO_INLINE F16 silu_mul_lanes(F16 gate, F16 up) {
+  return mul(div(gate, add(set1(1.f), exp_lanes(sub(zero(), gate)))), up);
+}
+
+void silu_row(const float* gate, const float* up, int width, float* out) {
+  int i = 0;
+  for (; i + kLanes <= width; i += kLanes) store(out + i, silu_mul_lanes(load(gate + i), load(up + i)));
+  const int left = width - i;
+  if (left) store_first(out + i, silu_mul_lanes(load_first(gate + i, left), load_first(up + i, left)), left);
+}
+
+void silu_piece(void* context, int piece, int) {
+  const SiluMul& work = *static_cast<const SiluMul*>(context);
+  const size_t width = static_cast<size_t>(work.width);
+  for (int row = piece * work.rows; row < work.num_rows && row < (piece + 1) * work.rows; row++) {
+    const float* gate = work.gate_up + static_cast<size_t>(row) * 2 * width;
+    silu_row(gate, gate + width, work.width, work.out + static_cast<size_t>(row) * width);
+  }
+}
+
+}  // namespace
+
+void silu_mul(ThreadPool& pool, const float* gate_up, int num_rows, int width, float* out) {
+  SiluMul work = {gate_up, num_rows, width, rows_per_piece(num_rows, width), out};
+  pool.run(num_row_pieces(num_rows, work.rows), silu_piece, &work);
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -34,16 +34,24 @@ OCTAVO_INLINE F16 add(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 OCTAVO_INLINE F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 OCTAVO_INLINE F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 OCTAVO_INLINE F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
-OCTAVO_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+OCTAVO_INLINE F16 max(F16 a, F16 b) { return {_mm512_maskz_max_ps(0xffff, a.v, b.v)}; }
+OCTAVO_INLINE F16 min(F16 a, F16 b) { return {_mm512_maskz_min_ps(0xffff, a.v, b.v)}; }
 OCTAVO_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
-OCTAVO_INLINE F16 round_nearest(F16 a) { return {_mm512_roundscale_ps(a.v, 8)}; }
-OCTAVO_INLINE F16 scale_by_power(F16 a, F16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2^n, n integral
+OCTAVO_INLINE F16 round_nearest(F16 a) { return {_mm512_maskz_roundscale_ps(0xffff, a.v, 8)}; }
+OCTAVO_INLINE F16 scale_by_power(F16 a, F16 n) { return {_mm512_maskz_scalef_ps(0xffff, a.v, n.v)}; }  // a * 2^n, n integral
 // lanes 0 .. count - 1 of a, the rest from b
 OCTAVO_INLINE F16 first_lanes(F16 a, F16 b, int count) {
   return {_mm512_mask_mov_ps(b.v, static_cast<__mmask16>((1u << count) - 1u), a.v)};
 }
+// lanes 0 .. count - 1 (count < 16) from or to memory, which is not touched beyond them; the rest reads as 0
+OCTAVO_INLINE F16 load_first(const float* p, int count) {
+  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1u), p)};
+}
+OCTAVO_INLINE void store_first(float* p, F16 a, int count) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1u), a.v);
+}
 // 16 pairs of bf16 -> the first (low half) or second (high half) of each pair
-OCTAVO_INLINE F16 low_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+OCTAVO_INLINE F16 low_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_loadu_si512(p), 16))}; }
 OCTAVO_INLINE F16 high_bf16(const void* p) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
@@ -59,22 +67,31 @@ OCTAVO_INLINE F16 sub(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_su
 OCTAVO_INLINE F16 mul(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 OCTAVO_INLINE F16 div(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 OCTAVO_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+OCTAVO_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 OCTAVO_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 OCTAVO_INLINE F16 round_nearest(F16 x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
 OCTAVO_INLINE __m256 power_of_two_(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
-OCTAVO_INLINE F16 scale_by_power(F16 x, F16 n) {  // n in [-126, 127]; below, flushed to 0
+OCTAVO_INLINE F16 scale_by_power(F16 x, F16 n) {  // n in [-126, 128]; below, flushed to 0
   const __m256 low = _mm256_set1_ps(-126.f);
   const __m256 ka = _mm256_cmp_ps(n.a, low, _CMP_GE_OQ), kb = _mm256_cmp_ps(n.b, low, _CMP_GE_OQ);
   return {_mm256_and_ps(ka, _mm256_mul_ps(x.a, power_of_two_(_mm256_max_ps(n.a, low)))),
           _mm256_and_ps(kb, _mm256_mul_ps(x.b, power_of_two_(_mm256_max_ps(n.b, low))))};
 }
+OCTAVO_INLINE __m256i first_mask_(int count) {  // all ones in lanes 0 .. count - 1
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
 OCTAVO_INLINE F16 first_lanes(F16 x, F16 y, int count) {
-  const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), c = _mm256_set1_epi32(count);
-  const __m256 ma = _mm256_castsi256_ps(_mm256_cmpgt_epi32(c, i));
-  const __m256 mb = _mm256_castsi256_ps(_mm256_cmpgt_epi32(c, _mm256_add_epi32(i, _mm256_set1_epi32(8))));
-  return {_mm256_blendv_ps(y.a, x.a, ma), _mm256_blendv_ps(y.b, x.b, mb)};
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(first_mask_(count))),
+          _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(first_mask_(count - 8)))};
+}
+OCTAVO_INLINE F16 load_first(const float* p, int count) {
+  return {_mm256_maskload_ps(p, first_mask_(count)), _mm256_maskload_ps(p + 8, first_mask_(count - 8))};
+}
+OCTAVO_INLINE void store_first(float* p, F16 x, int count) {
+  _mm256_maskstore_ps(p, first_mask_(count), x.a);
+  _mm256_maskstore_ps(p + 8, first_mask_(count - 8), x.b);
 }
 OCTAVO_INLINE F16 low_bf16(const void* p) {
   const __m256i* q = static_cast<const __m256i*>(p);
@@ -87,50 +104,75 @@ OCTAVO_INLINE F16 high_bf16(const void* p) {
   return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), m)),
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), m))};
 }
-#else  // portable: plain loops, which the compiler vectorises for SSE2 or NEON
+#else  // portable: four vectors of four, which every compiler keeps in SSE2 or NEON registers
+typedef float F4_ __attribute__((vector_size(16)));
+typedef int32_t I4_ __attribute__((vector_size(16)));
 struct F16 {
-  float v[16];
+  F4_ v[4];
 };
-#define OCTAVO_EACH(expression)                      \
-  F16 r;                                             \
-  for (int i = 0; i < 16; i++) r.v[i] = (expression); \
+#define OCTAVO_EACH(expression) \
+  F16 r;                        \
+  for (int i = 0; i < 4; i++) r.v[i] = (expression); \
   return r
-OCTAVO_INLINE F16 load(const float* p) { OCTAVO_EACH(p[i]); }
-OCTAVO_INLINE void store(float* p, F16 a) { std::memcpy(p, a.v, sizeof a.v); }
-OCTAVO_INLINE F16 set1(float x) { OCTAVO_EACH(x); }
+OCTAVO_INLINE F16 load(const float* p) {
+  F16 r;
+  std::memcpy(&r, p, sizeof r);
+  return r;
+}
+OCTAVO_INLINE void store(float* p, F16 a) { std::memcpy(p, &a, sizeof a); }
+OCTAVO_INLINE F16 set1(float x) { OCTAVO_EACH((F4_{x, x, x, x})); }
 OCTAVO_INLINE F16 add(F16 a, F16 b) { OCTAVO_EACH(a.v[i] + b.v[i]); }
 OCTAVO_INLINE F16 sub(F16 a, F16 b) { OCTAVO_EACH(a.v[i] - b.v[i]); }
 OCTAVO_INLINE F16 mul(F16 a, F16 b) { OCTAVO_EACH(a.v[i] * b.v[i]); }
 OCTAVO_INLINE F16 div(F16 a, F16 b) { OCTAVO_EACH(a.v[i] / b.v[i]); }
 OCTAVO_INLINE F16 max(F16 a, F16 b) { OCTAVO_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+OCTAVO_INLINE F16 min(F16 a, F16 b) { OCTAVO_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+#if defined(__ARM_NEON) && defined(__aarch64__)
+OCTAVO_INLINE F16 fma(F16 a, F16 b, F16 c) {
+  OCTAVO_EACH((F4_)vfmaq_f32((float32x4_t)c.v[i], (float32x4_t)a.v[i], (float32x4_t)b.v[i]));
+}
+#else
 OCTAVO_INLINE F16 fma(F16 a, F16 b, F16 c) { OCTAVO_EACH(a.v[i] * b.v[i] + c.v[i]); }  // two roundings (-ffp-contract=off)
-OCTAVO_INLINE F16 round_nearest(F16 a) { OCTAVO_EACH(__builtin_rintf(a.v[i])); }
-OCTAVO_INLINE F16 scale_by_power(F16 a, F16 n) {
+#endif
+// |a| < 2^22: there, adding 1.5 * 2^23 leaves no bits for a fraction
+OCTAVO_INLINE F16 round_nearest(F16 a) { OCTAVO_EACH((a.v[i] + 12582912.f) - 12582912.f); }
+OCTAVO_INLINE F16 scale_by_power(F16 a, F16 n) {  // n in [-126, 128]; below, flushed to 0
   F16 r;
-  for (int i = 0; i < 16; i++) {
-    const float c = n.v[i] < -126.f ? -126.f : n.v[i];
-    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(c) + 127) << 23;
-    float p;
-    std::memcpy(&p, &bits, 4);
-    r.v[i] = n.v[i] >= -126.f ? a.v[i] * p : 0.f;
+  for (int i = 0; i < 4; i++) {
+    const F4_ low = {-126.f, -126.f, -126.f, -126.f};
+    const F4_ c = n.v[i] < low ? low : n.v[i];
+    const I4_ bits = (__builtin_convertvector(c, I4_) + 127) << 23;
+    const F4_ scaled = a.v[i] * (F4_)bits;
+    r.v[i] = n.v[i] >= low ? scaled : F4_{};
   }
   return r;
 }
-OCTAVO_INLINE F16 first_lanes(F16 a, F16 b, int count) { OCTAVO_EACH(i < count ? a.v[i] : b.v[i]); }
-OCTAVO_INLINE float from_bits_(uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
+OCTAVO_INLINE F16 first_lanes(F16 a, F16 b, int count) {
+  float x[16], y[16];
+  store(x, a);
+  store(y, b);
+  for (int i = 0; i < count; i++) y[i] = x[i];
+  return load(y);
+}
+OCTAVO_INLINE F16 load_first(const float* p, int count) {
+  float x[16] = {};
+  for (int i = 0; i < count; i++) x[i] = p[i];
+  return load(x);
+}
+OCTAVO_INLINE void store_first(float* p, F16 a, int count) {
+  float x[16];
+  store(x, a);
+  for (int i = 0; i < count; i++) p[i] = x[i];
 }
 OCTAVO_INLINE F16 low_bf16(const void* p) {
-  uint32_t w[16];
+  I4_ w[4];
   std::memcpy(w, p, sizeof w);
-  OCTAVO_EACH(from_bits_(w[i] << 16));
+  OCTAVO_EACH((F4_)(w[i] << 16));
 }
 OCTAVO_INLINE F16 high_bf16(const void* p) {
-  uint32_t w[16];
+  I4_ w[4];
   std::memcpy(w, p, sizeof w);
-  OCTAVO_EACH(from_bits_(w[i] & 0xffff0000u));
+  OCTAVO_EACH((F4_)(w[i] & static_cast<int32_t>(0xffff0000u)));
 }
 #undef OCTAVO_EACH
 #endif
@@ -164,16 +206,19 @@ OCTAVO_INLINE float from_bf16(uint16_t x) {
   std::memcpy(&y, &bits, 4);
   return y;
 }
-// 2^x: degree 5, relative error about 2e-7; x below -126 gives 0 or a denormal, never an error
-OCTAVO_INLINE F16 exp2_lanes(F16 x) {
-  x = max(x, set1(-200.f));
-  const F16 n = round_nearest(x), f = sub(x, n);
+// 2^x for x in [-1/2, 1/2]: degree 5, relative error about 2e-7
+OCTAVO_INLINE F16 exp2_fraction(F16 f) {
   F16 y = fma(set1(0.00132764715f), f, set1(0.00967554133f));
   y = fma(y, f, set1(0.0555071327f));
   y = fma(y, f, set1(0.240221197f));
   y = fma(y, f, set1(0.693146967f));
-  y = fma(y, f, set1(1.f));
-  return scale_by_power(y, n);
+  return fma(y, f, set1(1.f));
+}
+// 2^x for x at most 127; x below -126 gives 0 or a denormal, never an error
+OCTAVO_INLINE F16 exp2_lanes(F16 x) {
+  x = max(x, set1(-200.f));
+  const F16 n = round_nearest(x);
+  return scale_by_power(exp2_fraction(sub(x, n)), n);
 }
 
 }  // namespace OCTAVO_ISA

@@ -1,0 +1,84 @@
+"""octavo: an LLM inference engine around the KV cache.
+
+The public names load on first use, so that `import octavo` is fast and brings neither numpy nor the kernels.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.core.config import SchedulerConfig
+    from octavo.core.sampling_params import SamplingParams
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.errors import (
+        CapacityError,
+        ConfigError,
+        DownloadError,
+        EngineStoppedError,
+        InvalidRequestError,
+        KernelError,
+        MemoryBudgetError,
+        ModelError,
+        OctavoError,
+    )
+    from octavo.executor.config import ExecutorConfig
+    from octavo.llm import LLM, Completion, LoadedModel, SchedulerOptions, load
+
+    __version__: str
+
+_MODULES = {
+    "LLM": "octavo.llm",
+    "Completion": "octavo.llm",
+    "LoadedModel": "octavo.llm",
+    "SchedulerOptions": "octavo.llm",
+    "load": "octavo.llm",
+    "AsyncEngine": "octavo.engine.async_engine",
+    "SamplingParams": "octavo.core.sampling_params",
+    "SchedulerConfig": "octavo.core.config",
+    "ExecutorConfig": "octavo.executor.config",
+    "OctavoError": "octavo.errors",
+    "ConfigError": "octavo.errors",
+    "ModelError": "octavo.errors",
+    "DownloadError": "octavo.errors",
+    "MemoryBudgetError": "octavo.errors",
+    "KernelError": "octavo.errors",
+    "EngineStoppedError": "octavo.errors",
+    "InvalidRequestError": "octavo.errors",
+    "CapacityError": "octavo.errors",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CapacityError",
+    "Completion",
+    "ConfigError",
+    "DownloadError",
+    "EngineStoppedError",
+    "ExecutorConfig",
+    "InvalidRequestError",
+    "KernelError",
+    "LoadedModel",
+    "MemoryBudgetError",
+    "ModelError",
+    "OctavoError",
+    "SamplingParams",
+    "SchedulerConfig",
+    "SchedulerOptions",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("octavo")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,118 @@
+"""The operations in C++, for the best instruction set that this machine has. It knows nothing of models.
+
+`NativeOps` owns a thread pool and scratch memory; several of them may live in one process. Calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from octavo.errors import ConfigError, KernelError
+from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+
+try:
+    from octavo.kernels import _native
+except ImportError as error:
+    raise KernelError(
+        f"the native kernels cannot be loaded ({error}); install octavo with `pip install .` (it needs a C++17 compiler), "
+        "or `make native` in a checkout"
+    ) from error
+
+
+def supported_instruction_sets() -> list[str]:
+    """Those that were compiled in and that this processor has, best first."""
+    return list(_native.supported_instruction_sets())
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class NativeOps:
+    """`ops.Ops` in C++.
+
+    `num_threads` 0 means one per usable core. `spin_pauses` bounds how long an idle thread spins (a pause is about 25 ns)
+    before it sleeps.
+    """
+
+    def __init__(self, num_threads: int = 0, instruction_set: str = "auto", spin_pauses: int = 200) -> None:
+        if not 0 <= num_threads <= 1024:
+            raise ConfigError(f"--threads is {num_threads}; it must be 0 (one per core) to 1024")
+        supported = supported_instruction_sets()
+        if instruction_set != "auto" and instruction_set not in supported:
+            raise ConfigError(
+                f"--instruction-set {instruction_set!r} cannot be had; this machine has: auto, {', '.join(supported)}"
+            )
+        self._kernels = _native.Kernels(num_threads or usable_cores(), instruction_set, spin_pauses)
+        self._views: dict[tuple[int, int], tuple[KVLayer, Any]] = {}  # one per layer of a pool, for the life of the pool
+
+    @property
+    def instruction_set(self) -> str:
+        return str(self._kernels.instruction_set)
+
+    @property
+    def num_threads(self) -> int:
+        return int(self._kernels.num_threads)
+
+    def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
+        packed: PackedLinear = self._kernels.pack_linear(weight, bias, weights_dtype)
+        return packed
+
+    def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
+        self._kernels.linear(x, weight, out, accumulate)
+
+    def embedding(self, table: PackedLinear, token_ids: I32, out: F32) -> None:
+        self._kernels.embedding(table, token_ids, out)
+
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
+        self._kernels.rms_norm(x, weight, eps, out)
+
+    def silu_mul(self, gate_up: F32, out: F32) -> None:
+        self._kernels.silu_mul(gate_up, out)
+
+    def rope_write(
+        self,
+        qkv: F32,
+        batch: AttentionBatch,
+        rope: RopeTable,
+        kv: KVLayer,
+        out_q: F32,
+        *,
+        q_norm: F32 | None = None,
+        k_norm: F32 | None = None,
+        norm_eps: float = 0.0,
+    ) -> None:
+        self._kernels.rope_write(
+            qkv,
+            batch.query_start,
+            batch.start_position,
+            batch.block_table,
+            rope.cos,
+            rope.sin,
+            self._view(kv),
+            out_q,
+            q_norm,
+            k_norm,
+            norm_eps,
+        )
+
+    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+        view = self._view(kv)
+        self._kernels.paged_attention(q, batch.query_start, batch.start_position, batch.block_table, view, scale, out)
+
+    def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
+        self._kernels.copy_blocks(pool, block_bytes, sources, targets)
+
+    def _view(self, kv: KVLayer) -> Any:
+        key = (id(kv), kv.layer_offset)
+        found = self._views.get(key)
+        if found is None or found[0] is not kv:
+            view = _native.make_kv_view(
+                kv.pool, kv.block_bytes, kv.layer_offset, kv.block_size, kv.num_kv_heads, kv.head_dim, kv.kv_format
+            )
+            found = self._views[key] = (kv, view)
+        return found[1]
