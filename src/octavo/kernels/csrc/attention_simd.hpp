@@ -31,17 +31,14 @@ OCTAVO_INLINE F16 times_power_of_two(F16 x, F16 n) {
 }
 #else
 OCTAVO_INLINE F16 times_power_of_two(F16 a, F16 n) {
-  float x[16], y[16];
-  store(x, a);
-  store(y, n);
-  for (int i = 0; i < 16; i++) {
-    const float c = y[i] >= -126.f ? y[i] : -126.f;
-    const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(c) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, 4);
-    x[i] = y[i] < -126.f ? 0.f : x[i] * power;
+  const F4_ low = {-126.f, -126.f, -126.f, -126.f};
+  F16 r;
+  for (int i = 0; i < 4; i++) {
+    const F4_ clamped = n.v[i] >= low ? n.v[i] : low;
+    const F4_ product = a.v[i] * (F4_)((__builtin_convertvector(clamped, I4_) + 127) << 23);
+    r.v[i] = n.v[i] < low ? F4_{} : product;
   }
-  return load(x);
+  return r;
 }
 #endif
 
