@@ -1,0 +1,113 @@
+// How a call of paged attention is cut into pieces of work. Only speed depends on it: results do not (law 1).
+#pragma once
+#include <cstring>
+
+#include "attention_span.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// Some rows of one sequence and KV head, over some of the spans that they see. A piece that does all of its rows' spans
+// writes the output; otherwise the spans' results wait in `partials` for the last piece of the same rows.
+struct Piece {
+  int32_t sequence, kv_head;
+  int32_t first_token, num_tokens;           // counted from the sequence's first row of this call
+  int32_t first_span, end_span, num_spans;   // num_spans: all that the rows see
+  int32_t counter;                           // -1: does them all
+  int64_t partials;                          // offset in floats; the same for all pieces of the rows
+
+  bool is_whole() const { return counter < 0; }
+};
+
+struct AttentionPlan {
+  int group;         // query heads of a KV head
+  int piece_tokens;  // of a long run of rows; a multiple of 16
+  int piece_spans;   // of a short one
+  int max_rows;      // in a piece
+  int num_pieces, num_counters;
+  int64_t num_partials;
+};
+
+constexpr int kShortTokens = 16;    // a sequence with no more rows in this call may be cut along its keys
+constexpr int kMaxPieceTokens = 64, kMaxPieceRows = 192, kMaxPieceSpans = 8;
+constexpr int kPiecesPerThread = 12;
+constexpr int kMaxPartialTokenSpans = 2048;  // bounds the memory of partial results, for more than one token
+
+static inline int max_partial_floats(const AttentionPlan& plan, int head_dim, int num_tokens) {  // of one span
+  return num_tokens * plan.group * head_dim + 2 * max_row_blocks(num_tokens * plan.group) * 2 * kLanes;
+}
+
+// Calls visit(piece) for every piece, and counts them in the plan.
+template <class Visit>
+static void for_each_piece(const AttentionArgs& args, AttentionPlan& plan, Visit&& visit) {
+  plan.num_pieces = plan.num_counters = 0;
+  plan.num_partials = 0;
+  const int num_kv_heads = args.kv.num_kv_heads;
+  for (int sequence = 0; sequence < args.batch.num_sequences; sequence++) {
+    const int num_tokens = args.batch.query_start[sequence + 1] - args.batch.query_start[sequence];
+    if (num_tokens <= 0) continue;
+    const int start = args.batch.start_position[sequence], end = start + num_tokens;
+    if (num_tokens > kShortTokens) {
+      const int step = plan.piece_tokens;
+      for (int chunk = (end - 1) / step; chunk >= start / step; chunk--) {  // what sees most keys first
+        const int first = chunk * step > start ? chunk * step : start, last = (chunk + 1) * step < end ? (chunk + 1) * step : end;
+        const int num_spans = (last - 1) / kSpanKeys + 1;
+        for (int head = 0; head < num_kv_heads; head++, plan.num_pieces++)
+          visit(Piece{sequence, head, first - start, last - first, 0, num_spans, num_spans, -1, 0});
+      }
+      continue;
+    }
+    const int num_spans = (end - 1) / kSpanKeys + 1;
+    const bool cut = num_spans > plan.piece_spans && (num_tokens == 1 || num_tokens * num_spans <= kMaxPartialTokenSpans);
+    const int step = cut ? plan.piece_spans : num_spans;
+    for (int head = 0; head < num_kv_heads; head++) {
+      for (int span = 0; span < num_spans; span += step, plan.num_pieces++) {
+        const int last = span + step < num_spans ? span + step : num_spans;
+        visit(Piece{sequence, head, 0, num_tokens, span, last, num_spans, cut ? plan.num_counters : -1, plan.num_partials});
+      }
+      if (!cut) continue;
+      plan.num_counters++;
+      plan.num_partials += static_cast<int64_t>(num_spans) * max_partial_floats(plan, args.kv.head_dim, num_tokens);
+    }
+  }
+}
+
+static AttentionPlan plan_attention(const AttentionArgs& args, int num_threads) {
+  AttentionPlan plan = {};
+  plan.group = args.num_heads / args.kv.num_kv_heads;
+  int64_t short_spans = 0, long_tokens = 0;
+  for (int sequence = 0; sequence < args.batch.num_sequences; sequence++) {
+    const int num_tokens = args.batch.query_start[sequence + 1] - args.batch.query_start[sequence];
+    const int end = args.batch.start_position[sequence] + num_tokens;
+    if (num_tokens > kShortTokens) long_tokens += num_tokens;
+    else if (num_tokens > 0) short_spans += (end - 1) / kSpanKeys + 1;
+  }
+  const int64_t spans = short_spans * args.kv.num_kv_heads / (kPiecesPerThread * num_threads);
+  plan.piece_spans = spans < 1 ? 1 : spans > kMaxPieceSpans ? kMaxPieceSpans : static_cast<int>(spans);
+  const int tokens = kMaxPieceRows / plan.group / 16 * 16;
+  plan.piece_tokens = tokens < 16 ? 16 : tokens > kMaxPieceTokens ? kMaxPieceTokens : tokens;
+  while (plan.piece_tokens > 16 && long_tokens / plan.piece_tokens * args.kv.num_kv_heads < 4 * num_threads)
+    plan.piece_tokens -= 16;
+  plan.max_rows = plan.group * plan.piece_tokens;
+  for_each_piece(args, plan, [](const Piece&) {});
+  return plan;
+}
+
+// Writes the pieces, those with most work first (in classes of powers of two; within a class as they come).
+static void order_pieces(const AttentionArgs& args, AttentionPlan& plan, Piece* pieces, int32_t* counters) {
+  int32_t starts[34] = {};
+  const auto work_class = [](const Piece& piece) {
+    const uint32_t work = static_cast<uint32_t>(piece.end_span - piece.first_span) * (piece.num_tokens + 4);
+    return __builtin_clz(work);
+  };
+  for (int i = 0; i < plan.num_counters; i++) counters[i] = 0;
+  for_each_piece(args, plan, [&](const Piece& piece) {
+    starts[work_class(piece) + 1]++;
+    if (!piece.is_whole()) counters[piece.counter]++;
+  });
+  for (int i = 1; i < 34; i++) starts[i] += starts[i - 1];
+  for_each_piece(args, plan, [&](const Piece& piece) { pieces[starts[work_class(piece)]++] = piece; });
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,65 @@
+// What attention needs beyond simd.hpp: how many accumulators fit in registers, powers of two that keep a NaN, hints.
+#pragma once
+#include "simd.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// Rows that are computed together, and vectors of 16 lanes that are accumulated together.
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 12, kAccumulators = 24;
+#elif defined(__AVX2__) || defined(__ARM_NEON)
+constexpr int kMaxRows = 6, kAccumulators = 6;
+#else
+constexpr int kMaxRows = 3, kAccumulators = 3;
+#endif
+
+// Vectors beside each other for `rows` rows: 1, 2 or 4, as registers allow. Never a question of bits.
+constexpr int vectors_for(int rows) { return 4 * rows <= kAccumulators ? 4 : 2 * rows <= kAccumulators ? 2 : 1; }
+
+OCTAVO_INLINE void prefetch_line(const uint8_t* tile, int line) { __builtin_prefetch(tile + line * 64, 0, 2); }
+
+// a * 2^n for integral n <= 127; below -126 a zero (or, with AVX-512, a denormal). A NaN stays one.
+#if defined(__AVX512F__)
+OCTAVO_INLINE F16 times_power_of_two(F16 a, F16 n) { return scale_by_power(a, n); }
+#elif defined(__AVX2__)
+OCTAVO_INLINE F16 times_power_of_two(F16 x, F16 n) {
+  const __m256 low = _mm256_set1_ps(-126.f);
+  const __m256 below_a = _mm256_cmp_ps(n.a, low, _CMP_LT_OQ), below_b = _mm256_cmp_ps(n.b, low, _CMP_LT_OQ);
+  return {_mm256_andnot_ps(below_a, _mm256_mul_ps(x.a, power_of_two_(_mm256_max_ps(n.a, low)))),
+          _mm256_andnot_ps(below_b, _mm256_mul_ps(x.b, power_of_two_(_mm256_max_ps(n.b, low))))};
+}
+#else
+OCTAVO_INLINE F16 times_power_of_two(F16 a, F16 n) {
+  const F4_ low = {-126.f, -126.f, -126.f, -126.f};
+  F16 r;
+  for (int i = 0; i < 4; i++) {
+    const F4_ clamped = n.v[i] >= low ? n.v[i] : low;
+    const F4_ product = a.v[i] * (F4_)((__builtin_convertvector(clamped, I4_) + 127) << 23);
+    r.v[i] = n.v[i] < low ? F4_{} : product;
+  }
+  return r;
+}
+#endif
+
+// 2^x for x <= 0, NaN for NaN. Short: degree 3, relative error 7.5e-5 (enough for weights that are then rounded to
+// bf16); else degree 5, about 2e-7. From -200 on exactly 0; 2^0 is exactly 1.
+template <bool kShort>
+OCTAVO_INLINE F16 weight_exp2(F16 x) {
+  x = max(set1(-200.f), x);  // in this order: the second operand survives a comparison with NaN
+  const F16 n = round_nearest(x), f = sub(x, n);
+  F16 y;
+  if (kShort) {
+    y = fma(set1(0.0551716649f), f, set1(0.242611122f));
+    y = fma(y, f, set1(0.693260986f));
+  } else {
+    y = fma(set1(0.00132764715f), f, set1(0.00967554133f));
+    y = fma(y, f, set1(0.0555071327f));
+    y = fma(y, f, set1(0.240221197f));
+    y = fma(y, f, set1(0.693146967f));
+  }
+  return times_power_of_two(fma(y, f, set1(1.f)), n);
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,159 @@
+// One span of keys for a few query rows: maximum, sum and weighted values (m, l, O) from scratch; and how spans merge.
+//
+// Law 1 lives here. A row's result is made of chains of additions (over head_dim for a score, over the span's keys for an
+// element of O) that do not depend on which rows or tiles are computed beside it. Keys that a row may not see get weight
+// 0 by selection, and the V of slots that no row may see is replaced by 0 before it is multiplied.
+#pragma once
+#include "attention_bf16_dot.hpp"
+#include "attention_tiles.hpp"
+#include "attention_widened.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr float kLowestScore = -3.402823466e38f;
+
+// Rows of one KV head and one strip (16 positions at a multiple of 16): all of them end in the same tile.
+struct RowBlock {
+  int32_t num_rows;
+  int32_t position[kMaxRows];   // ascending
+  int32_t out_row[kMaxRows];    // token * num_heads + head
+  uint32_t* q;                  // packed queries
+  float* o;                     // [num_rows][head_dim]
+  float m[kLanes], l[kLanes];   // lanes from num_rows on are there to be computed with, and mean nothing
+
+  int last_position() const { return position[num_rows - 1]; }
+};
+
+struct SpanResult {
+  float *o, *m, *l;  // [num_rows][head_dim], [16], [16]
+};
+
+template <class Tiles, int kRows, bool kPrefetch>
+static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, int num_tiles, const int32_t* valid_keys,
+                                                   const uint32_t* q, int head_dim, SpanBuffers& buffers,
+                                                   SpanResult result) {
+  constexpr int kWide = vectors_for(kRows);
+  int tile = 0;
+  for (; tile + kWide <= num_tiles; tile += kWide)
+    Tiles::template scores<kRows, kWide, kPrefetch>(tiles.k + tile, tiles.next + tile, q, head_dim, buffers.scores, tile * 16);
+  for (; tile < num_tiles; tile++)
+    Tiles::template scores<kRows, 1, kPrefetch>(tiles.k + tile, tiles.next + tile, q, head_dim, buffers.scores, tile * 16);
+
+  for (int row = 0; row < kRows; row++) {
+    float* scores = buffers.scores[row];
+    float* last = scores + (num_tiles - 1) * 16;
+    if (valid_keys[row] < 16) store(last, first_lanes(load(last), set1(-__builtin_inff()), valid_keys[row]));
+    F16 largest = set1(kLowestScore);
+    for (int i = 0; i < num_tiles; i++) largest = max(load(scores + i * 16), largest);  // in this order: skips a NaN
+    result.m[row] = reduce_max(largest);
+    result.l[row] = Tiles::weights(buffers, row, num_tiles, result.m[row]);
+  }
+  for (int row = kRows; row < kLanes; row++) result.m[row] = result.l[row] = 0.f;
+
+  const uint8_t* const* next = tiles.next + num_tiles;
+  const int num_vectors = head_dim / 16;
+  int column = 0;
+  for (; column + kWide <= num_vectors; column += kWide)
+    Tiles::template values<kRows, kWide, kPrefetch>(tiles.v, next, num_tiles, buffers, head_dim, column, result.o);
+  for (; column < num_vectors; column++)
+    Tiles::template values<kRows, 1, kPrefetch>(tiles.v, next, num_tiles, buffers, head_dim, column, result.o);
+}
+
+template <class Tiles, bool kPrefetch>
+static void span_of_any_rows(int num_rows, const SpanTiles& tiles, int num_tiles, const int32_t* valid_keys,
+                             const uint32_t* q, int head_dim, SpanBuffers& buffers, SpanResult result) {
+#define OCTAVO_ROWS(n)                                                                                            \
+  case n:                                                                                                         \
+    if constexpr (n <= kMaxRows)                                                                                  \
+      span_of_rows<Tiles, n, kPrefetch>(tiles, num_tiles, valid_keys, q, head_dim, buffers, result);              \
+    break;
+  switch (num_rows) {
+    OCTAVO_ROWS(1)
+    OCTAVO_ROWS(2)
+    OCTAVO_ROWS(3)
+    OCTAVO_ROWS(4)
+    OCTAVO_ROWS(5)
+    OCTAVO_ROWS(6)
+    OCTAVO_ROWS(7)
+    OCTAVO_ROWS(8)
+    OCTAVO_ROWS(12)
+    default: break;  // take_rows gives no other number
+  }
+#undef OCTAVO_ROWS
+}
+
+// How many of `left` rows to compute together.
+static inline int take_rows(int left) {
+  if (kMaxRows < 12) return left < kMaxRows ? left : kMaxRows;
+  return left == 12 || left > 16 ? 12 : left < 8 ? left : 8;
+}
+
+// Blocks that `rows` rows of one strip need at most.
+static inline int max_row_blocks(int rows) { return 3 * rows / (2 * kMaxRows) + 1; }
+
+struct ThreadBuffers {
+  SpanBuffers span;
+  uint32_t* v_tile;     // [head_dim * 16], a cut V tile
+  uint32_t* q_row;      // [head_dim], one row's query
+  SpanResult result;    // of a span that is to be merged
+};
+
+// The span's part of a block of rows. `tiles` holds the tiles up to the block's last position or the span's end.
+template <class Tiles>
+static void attend_span(const RowBlock& block, int span, SpanTiles& tiles, bool prefetch, int head_dim,
+                        ThreadBuffers& buffers, SpanResult result) {
+  const int last_tile = block.last_position() / kTileTokens - span * kSpanTiles;
+  const int num_tiles = last_tile < kSpanTiles ? last_tile + 1 : kSpanTiles, num_rows = block.num_rows;
+  int32_t valid_keys[kMaxRows];  // of the last tile
+  for (int row = 0; row < num_rows; row++)
+    valid_keys[row] = last_tile < kSpanTiles ? block.position[row] % kTileTokens + 1 : kTileTokens;
+  const auto run = prefetch ? span_of_any_rows<Tiles, true> : span_of_any_rows<Tiles, false>;
+  if (valid_keys[0] == kTileTokens) return run(num_rows, tiles, num_tiles, valid_keys, block.q, head_dim, buffers.span, result);
+
+  const uint8_t* whole = tiles.v[num_tiles - 1];
+  const bool poisoned = Tiles::cut_v(whole, buffers.v_tile, head_dim, valid_keys[0], valid_keys[num_rows - 1]);
+  tiles.v[num_tiles - 1] = reinterpret_cast<const uint8_t*>(buffers.v_tile);
+  if (!poisoned) {
+    run(num_rows, tiles, num_tiles, valid_keys, block.q, head_dim, buffers.span, result);
+  } else {  // a later token of the strip holds a NaN or an infinity, and 0 times that is not 0: each row by itself
+    for (int row = 0; row < num_rows; row++) {
+      float m[kLanes], l[kLanes];
+      for (int i = 0; i < Tiles::query_words(head_dim); i++) buffers.q_row[i] = block.q[i * num_rows + row];
+      Tiles::cut_v(whole, buffers.v_tile, head_dim, 0, valid_keys[row]);
+      run(1, tiles, num_tiles, valid_keys + row, buffers.q_row, head_dim, buffers.span, {result.o + row * head_dim, m, l});
+      result.m[row] = m[0];
+      result.l[row] = l[0];
+    }
+    for (int row = num_rows; row < kLanes; row++) result.m[row] = result.l[row] = 0.f;
+  }
+  tiles.v[num_tiles - 1] = whole;
+}
+
+// Merges a span into what the spans before it gave (lanes of m and l are rows).
+static void merge_span(RowBlock& block, int head_dim, SpanResult span) {
+  const F16 old_m = load(block.m), span_m = load(span.m), m = max(old_m, span_m);
+  const F16 old_share = weight_exp2<false>(sub(old_m, m)), span_share = weight_exp2<false>(sub(span_m, m));
+  store(block.m, m);
+  store(block.l, fma(load(span.l), span_share, mul(load(block.l), old_share)));
+  float old_shares[kLanes], span_shares[kLanes];
+  store(old_shares, old_share);
+  store(span_shares, span_share);
+  for (int row = 0; row < block.num_rows; row++) {
+    const F16 x = set1(old_shares[row]), y = set1(span_shares[row]);
+    float* o = block.o + row * head_dim;
+    for (int d = 0; d < head_dim; d += 16) store(o + d, fma(load(span.o + row * head_dim + d), y, mul(load(o + d), x)));
+  }
+}
+
+// Divides by the sum. Adding 0 makes -0 into +0: which of them a sum of nothing but zeros is depends on the rows beside it.
+static void finish_rows(const RowBlock& block, int head_dim, float* out) {
+  for (int row = 0; row < block.num_rows; row++) {
+    const F16 l = set1(block.l[row]);
+    float* to = out + static_cast<size_t>(block.out_row[row]) * head_dim;
+    for (int d = 0; d < head_dim; d += 16) store(to + d, add(div(load(block.o + row * head_dim + d), l), zero()));
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

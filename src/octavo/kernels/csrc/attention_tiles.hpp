@@ -1,0 +1,53 @@
+// What the arithmetic of every KV format shares: the buffers of a span, and the V tile that is cut at a position.
+#pragma once
+#include "attention_simd.hpp"
+#include "kv_tile.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// A span: 256 keys at a multiple of 256. It is summed from scratch, and spans are merged in ascending order: the one
+// order of additions that a row knows, whoever computes which span.
+constexpr int kSpanTiles = 16, kSpanKeys = kSpanTiles * kTileTokens;
+
+struct SpanBuffers {
+  alignas(64) float scores[kMaxRows][kSpanKeys];               // become the weights where those are f32
+  alignas(64) uint32_t weight_pairs[kMaxRows][kSpanKeys / 2];  // weights as bf16, two keys to a word
+};
+
+// The tiles of a span, and what of the next one to ask the memory for meanwhile: half tiles in the order of addresses.
+struct SpanTiles {
+  const uint8_t *k[kSpanTiles], *v[kSpanTiles], *next[2 * kSpanTiles];
+};
+
+// Copies a V tile ([16 / kPerWord][words] 32-bit words), keeping only its first `last` tokens: the others become 0.
+// True when a token in [first, last) holds a NaN or an infinity.
+template <int kPerWord>
+static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int first, int last) {
+  static_assert(kPerWord <= 2, "f32 and bf16; other formats hold no NaN");
+  constexpr uint32_t exponent = kPerWord == 2 ? 0x7f807f80u : 0x7f800000u;
+  constexpr uint32_t lowest = kPerWord == 2 ? 0x00800080u : 0x00800000u;  // added to an exponent of all ones: carries
+  constexpr uint32_t sign = kPerWord == 2 ? 0x80008000u : 0x80000000u;    // into here
+  uint32_t found = 0;
+  for (int row = 0; row < kTileTokens / kPerWord; row++) {
+    uint32_t keep = 0, check = 0;
+    for (int part = 0; part < kPerWord; part++) {
+      const int token = row * kPerWord + part;
+      const uint32_t mask = kPerWord == 1 ? 0xffffffffu : 0xffffu << (16 * part);
+      if (token < last) keep |= mask;
+      if (token < last && token >= first) check |= mask & exponent;
+    }
+    const uint8_t* from = source + static_cast<size_t>(row) * words * 4;
+    uint32_t* to = target + static_cast<size_t>(row) * words;
+    for (int i = 0; i < words; i++) {
+      uint32_t word;
+      std::memcpy(&word, from + i * 4, 4);
+      to[i] = word & keep;
+      found |= ((word & check) + lowest) & sign;
+    }
+  }
+  return found != 0;
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

@@ -1,0 +1,100 @@
+// Attention arithmetic in f32 on tiles of any format that widens to f32 word by word.
+#pragma once
+#include "attention_tiles.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// How 16 32-bit words of a tile widen: kPerWord values lie in each, part 0 in the lowest bits.
+struct F32Words {
+  static constexpr int kPerWord = 1;
+  OCTAVO_INLINE F16 part(const uint8_t* words, int) { return load(reinterpret_cast<const float*>(words)); }
+};
+struct Bf16Words {
+  static constexpr int kPerWord = 2;
+  OCTAVO_INLINE F16 part(const uint8_t* words, int part) { return part == 0 ? low_bf16(words) : high_bf16(words); }
+};
+
+// K tile [head_dim / kPerWord][16] words, V tile [16 / kPerWord][head_dim] words.
+template <class Words>
+struct WidenedTiles {
+  static constexpr int kPerWord = Words::kPerWord;
+
+  static int query_words(int head_dim) { return head_dim; }
+  // Puts one row's scaled query beside the others: q [head_dim][num_rows], f32.
+  static void pack_query(const float* x, int head_dim, int num_rows, int row, uint32_t* q) {
+    for (int d = 0; d < head_dim; d++) std::memcpy(q + d * num_rows + row, x + d, 4);
+  }
+
+  // Scores of kRows rows x kTiles tiles; each is one chain of additions over head_dim.
+  template <int kRows, int kTiles, bool kPrefetch>
+  OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* query, int head_dim,
+                            float (*out)[kSpanKeys], int column) {
+    const float* q = reinterpret_cast<const float*>(query);
+    F16 sum[kRows][kTiles];
+    for (int r = 0; r < kRows; r++)
+      for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
+    for (int word = 0; word < head_dim / kPerWord; word++) {
+      for (int part = 0; part < kPerWord; part++, q += kRows) {
+        F16 key[kTiles];
+        for (int t = 0; t < kTiles; t++) {
+          key[t] = Words::part(k[t] + word * 64, part);
+          if (kPrefetch && part == 0) prefetch_line(next[t], word);
+        }
+        for (int r = 0; r < kRows; r++) {
+          const F16 x = set1(q[r]);
+          for (int t = 0; t < kTiles; t++) sum[r][t] = fma(key[t], x, sum[r][t]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; r++)
+      for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
+  }
+
+  // Weights 2^(score - max) in place; returns their sum.
+  static float weights(SpanBuffers& buffers, int row, int num_tiles, float max_score) {
+    float* scores = buffers.scores[row];
+    const F16 largest = set1(max_score);
+    F16 sum = zero();
+    for (int tile = 0; tile < num_tiles; tile++) {
+      const F16 weight = weight_exp2<false>(sub(load(scores + tile * 16), largest));
+      sum = add(sum, weight);
+      store(scores + tile * 16, weight);
+    }
+    return reduce_add(sum);
+  }
+
+  // out [kRows][head_dim], from `column` vectors on: weights x V over all keys, ascending, one chain for each element.
+  template <int kRows, int kVectors, bool kPrefetch>
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, const SpanBuffers& buffers,
+                            int head_dim, int column, float* out) {
+    F16 sum[kRows][kVectors];
+    for (int r = 0; r < kRows; r++)
+      for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
+    for (int tile = 0; tile < num_tiles; tile++) {
+      const uint8_t* value = v[tile] + column * 64;
+      for (int word = 0; word < kTileTokens / kPerWord; word++, value += head_dim * 4) {
+        for (int part = 0; part < kPerWord; part++) {
+          F16 x[kVectors];
+          for (int c = 0; c < kVectors; c++) {
+            x[c] = Words::part(value + c * 64, part);
+            if (kPrefetch && part == 0) prefetch_line(next[tile], word * (head_dim / 16) + column + c);
+          }
+          for (int r = 0; r < kRows; r++) {
+            const F16 weight = set1(buffers.scores[r][tile * 16 + word * kPerWord + part]);
+            for (int c = 0; c < kVectors; c++) sum[r][c] = fma(weight, x[c], sum[r][c]);
+          }
+        }
+      }
+    }
+    for (int r = 0; r < kRows; r++)
+      for (int c = 0; c < kVectors; c++) store(out + r * head_dim + (column + c) * 16, sum[r][c]);
+  }
+
+  static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, int first, int last) {
+    return cut_v_tile<kPerWord>(source, target, head_dim, first, last);
+  }
+};
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
