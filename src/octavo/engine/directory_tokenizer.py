@@ -1,8 +1,8 @@
 """A tokenizer from a model directory: tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
 tokenizer.json says how text is cut and merged and is used as it is. The other two name the begin and end tokens, may
-add tokens, and may say that a begin or end token is put around a text. A class name in them is not followed: octavo runs
-no model's own code.
+add tokens, and may say that a begin or end token is put around a text. A class name in them is not followed: octavo
+runs no model's own code.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def read_directory(path: Path) -> TokenizerParts:
         _spelling(file, json.loads(encoder.decoder.__getstate__()) if encoder.decoder else None),
         None if bos is None else bos[1],
         () if eos is None else (eos[1],),
+        {name: text for name in NAMED_TOKENS if (text := _text_of(settings.get(name))) is not None},
     )
 
 

@@ -30,6 +30,13 @@ TEKKEN_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+NAMED_TOKENS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+
 # The names that a file may give in tokenizer.ggml.pre, by the way they cut.
 GPT2_NAMES = frozenset({"gpt-2", "default"})
 SMOLLM_NAMES = frozenset({"smollm"})
@@ -63,7 +70,9 @@ def read_metadata(metadata: Mapping[str, object]) -> TokenizerParts:
     before = [bos] if bos is not None and _flag(metadata, "add_bos_token", begins_by_default) else []
     after = list(eos[:1]) if _flag(metadata, "add_eos_token", False) else []
     set_surrounding(encoder, [(tokens[i], i) for i in before], [(tokens[i], i) for i in after])
-    return TokenizerParts(encoder, spelling, bos, eos)
+    named = {name: _token_id(metadata, key, len(tokens)) for name, key in NAMED_TOKENS.items()}
+    special = {name: tokens[token_id] for name, token_id in named.items() if token_id is not None}
+    return TokenizerParts(encoder, spelling, bos, eos, special)
 
 
 def set_surrounding(encoder: Tokenizer, before: list[tuple[str, int]], after: list[tuple[str, int]]) -> None:

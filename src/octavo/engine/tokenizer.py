@@ -28,6 +28,7 @@ class TokenizerParts:
     spelling: TokenSpelling
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    special_tokens: Mapping[str, str]  # bos_token, eos_token ... -> text, as chat templates name them
 
 
 class Tokenizer:
@@ -36,6 +37,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self.bos_token_id = parts.bos_token_id
         self.eos_token_ids = parts.eos_token_ids
+        self.special_tokens = dict(parts.special_tokens)
         self.spelling = parts.spelling
         self._encoder = parts.encoder
         # The library keeps "read special tokens in text" as a switch of the whole encoder, so encoding takes turns.
