@@ -64,8 +64,8 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that no request holds; returns how many blocks that were."""
-        return self._scheduler.reset_prefix_cache()
+        return self._scheduler.blocks.reset_prefix_cache()
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener` with each event from now on. Without listeners no event is made."""
-        self._scheduler.add_listener(listener)
+        self._scheduler.blocks.listeners.append(listener)

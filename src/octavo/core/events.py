@@ -6,8 +6,10 @@ blocks that a prefix can hit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from octavo.core.request_output import RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,7 @@ class RequestPreempted:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    request_id: str
-    finish_reason: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_output_tokens: int
+    output: RequestOutput  # the final one
     num_preemptions: int
 
 
@@ -149,3 +147,9 @@ Event = (
     | RequestFinished
 )
 Listener = Callable[[Event], None]
+
+
+def tell(listeners: Iterable[Listener], event: Event) -> None:
+    """Call each listener. Ask first whether there are any, so that no event is made for nobody."""
+    for listener in listeners:
+        listener(event)

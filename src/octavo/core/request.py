@@ -97,7 +97,7 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None
         self.arrival = 0  # set by the scheduler
-        self.order = 0  # set by the scheduler: the smaller goes first
+        self.order = (0, 0)  # set by the scheduler: the smaller goes first
         self.num_computed_tokens = 0  # tokens whose K and V are in the request's blocks
         self.num_cached_tokens = 0  # prompt tokens that came from the cache instead of being computed
         # Invariant: positions below it have been counted once, as hit or as computed; what runs again is recomputed.

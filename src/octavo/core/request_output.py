@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.request import Request
 from octavo.core.step import SampledToken
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -21,3 +22,17 @@ class RequestOutput:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+
+
+def output_of(request: Request, token: SampledToken | None, error: str | None = None) -> RequestOutput:
+    """What there is to tell about a request now."""
+    return RequestOutput(
+        request.request_id,
+        token,
+        request.finish_reason,
+        request.stop_reason,
+        error,
+        request.num_prompt_tokens,
+        request.num_cached_tokens,
+        len(request.token_ids) - request.num_prompt_tokens,
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from octavo.core.block_manager import BlockManager
 from octavo.core.kv_spec import KVGroupSpec
+from octavo.core.request import Request
 from octavo.core.request_output import FINISH_REASONS
 
 
@@ -30,6 +32,26 @@ class Counters:
     preemptions: int = 0
     steps: int = 0
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
+
+    def admit(self, request: Request, *, is_query: bool) -> int:
+        """The request holds its first num_computed_tokens from the cache. Returns how many of them are hits."""
+        first_time = not request.num_accounted_tokens and not request.num_preemptions
+        if first_time:
+            self.prompt += request.num_prompt_tokens
+            self.queries += request.num_prompt_tokens if is_query else 0
+        num_hit = max(0, request.num_computed_tokens - request.num_accounted_tokens)
+        self.hit += num_hit
+        self.restored += request.num_computed_tokens - num_hit
+        request.num_cached_tokens += num_hit
+        request.num_accounted_tokens += num_hit
+        return num_hit
+
+    def account(self, request: Request, start: int, end: int) -> None:
+        """Positions [start, end) of the request were run."""
+        fresh = max(0, end - max(start, request.num_accounted_tokens))
+        self.computed += fresh
+        self.recomputed += end - start - fresh
+        request.num_accounted_tokens += fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +81,38 @@ class CoreStatus:
     evicted_blocks: int
     copies: int  # blocks copied in part, for a hit inside a block or for a branch that writes
     finished: Mapping[str, int]  # finish reason -> requests
+
+
+def core_status(counters: Counters, blocks: BlockManager, running: Sequence[Request], num_waiting: int) -> CoreStatus:
+    """Put the snapshot together."""
+    pool = blocks.pool
+    waste = {}  # the last block of a request -> its unfilled slots; branches that share it share them
+    for request in running:
+        table = request.block_tables[0]
+        if table:
+            waste[table[-1]] = len(table) * blocks.block_size - request.num_computed_tokens
+    return CoreStatus(
+        num_blocks=pool.num_blocks,
+        block_size=blocks.block_size,
+        kv_bytes_per_block=blocks.spec.bytes_per_block,
+        free_blocks=pool.num_free,
+        cached_blocks=len(pool.idle),
+        used_blocks=pool.num_blocks - pool.num_available,
+        internal_waste_tokens=sum(waste.values()),
+        kv_groups=blocks.spec.groups,
+        running=len(running),
+        waiting=num_waiting,
+        queries_tokens=counters.queries,
+        hit_tokens=counters.hit,
+        computed_tokens=counters.computed,
+        recomputed_tokens=counters.recomputed,
+        restored_tokens=counters.restored,
+        processed_tokens=counters.processed,
+        prompt_tokens=counters.prompt,
+        generation_tokens=counters.generation,
+        preemptions=counters.preemptions,
+        steps=counters.steps,
+        evicted_blocks=blocks.num_evicted_blocks,
+        copies=blocks.num_copies,
+        finished=dict(counters.finished),
+    )
