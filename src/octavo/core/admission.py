@@ -77,7 +77,7 @@ class Admission:
             return False
         found = self._waits.wait(request, match.nodes)
         if found is not None and self._blocks.listeners:
-            events.tell(self._blocks.listeners, events.RequestWaits(request.request_id, *found))
+            self._blocks.tell(events.RequestWaits(request.request_id, *found))
         return found is not None
 
     def _has_room(self, request: Request, match: PrefixMatch, running: Sequence[Request]) -> bool:

@@ -88,13 +88,13 @@ class BlockManager:
         request.node = nodes[-1] if nodes else None
         request.num_computed_tokens = len(nodes) * self.block_size
         if self.listeners and nodes:
-            events.tell(self.listeners, events.PrefixAttached(request.request_id, _frozen(request.block_tables)))
+            self.tell(events.PrefixAttached(request.request_id, _frozen(request.block_tables)))
         if match.source is None:
             return ()
         sources = match.source.block_ids
         pool.acquire(sources)  # pinned: it must not be evicted to become its own target
         copies: Copies = ()
-        if pool.num_available >= self.num_groups:
+        if pool.num_available >= self.num_groups:  # else no hit inside a block
             targets = self._append_blocks(request, 1)
             copies = self._copy(request, sources, targets, match.source_tokens, on_write=False)
             request.num_computed_tokens += match.source_tokens
@@ -161,7 +161,7 @@ class BlockManager:
             self.pool.release_private(block_ids[committed:])
             self.pool.release_cached(block_ids[:committed][::-1])
         if self.listeners and request.block_tables:
-            events.tell(self.listeners, events.BlocksReleased(request.request_id, _frozen(request.block_tables)))
+            self.tell(events.BlocksReleased(request.request_id, _frozen(request.block_tables)))
         request.block_tables = []
         request.num_committed_blocks = request.num_computed_tokens = 0
         request.node = None
@@ -187,8 +187,7 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that nobody holds; returns how many there were."""
-        count = len(self.pool.idle)
-        self._evict(count)
+        self._evict(count := len(self.pool.idle))
         return count
 
     def _shared_tail(self, request: Request) -> tuple[int, ...]:
@@ -203,8 +202,7 @@ class BlockManager:
         for group, table in enumerate(request.block_tables):
             table.fromlist(block_ids[group * count : (group + 1) * count])
         if self.listeners:
-            grown = [table[-count:] for table in request.block_tables]
-            events.tell(self.listeners, events.BlocksGrown(request.request_id, _frozen(grown)))
+            self.tell(events.BlocksGrown(request.request_id, _frozen([t[-count:] for t in request.block_tables])))
         return block_ids
 
     def _take(self, count: int) -> list[int]:
@@ -220,21 +218,20 @@ class BlockManager:
             chosen = idle.pop(count if self.num_groups == 1 else 1)
             removed = self.tree.remove(chosen)
             block_ids = [block_id for node_blocks in removed for block_id in node_blocks]
-            idle.remove(block_id for block_id in block_ids if self.num_groups > 1 and block_id not in chosen)
+            if self.num_groups > 1:
+                idle.remove(block_id for block_id in block_ids if block_id != chosen[0])
             self.pool.put_back(block_ids)
             self.num_evicted_blocks += len(block_ids)
             count -= len(block_ids)
             if self.listeners:
-                events.tell(self.listeners, events.BlocksEvicted(tuple(removed)))
+                self.tell(events.BlocksEvicted(tuple(removed)))
 
     def _copy(
         self, request: Request, sources: tuple[int, ...], targets: list[int], num_tokens: int, *, on_write: bool
     ) -> Copies:
         self.num_copies += len(sources)
         if self.listeners:
-            events.tell(
-                self.listeners, events.BlocksCopied(request.request_id, sources, tuple(targets), num_tokens, on_write)
-            )
+            self.tell(events.BlocksCopied(request.request_id, sources, tuple(targets), num_tokens, on_write))
         return tuple(BlockCopy(source, target, num_tokens) for source, target in zip(sources, targets, strict=True))
 
     def _tell_committed(self, request: Request, count: int, twins: list[Node]) -> None:
@@ -244,9 +241,15 @@ class BlockManager:
             assert node is not None
             added.append(events.CommittedBlock(node.block_ids, node.key, node.block_key))
             node = node.parent
-        events.tell(
-            self.listeners, events.BlocksCommitted(request.request_id, request.namespace, above, blocks, shared)
-        )
+        above = node.block_ids if node is not None else ()
+        shared = tuple(twin.block_ids for twin in twins)
+        about = (request.request_id, request.namespace, above, tuple(reversed(added)), shared)
+        self.tell(events.BlocksCommitted(*about))
+
+    def tell(self, event: events.Event) -> None:
+        """Call each listener. Ask first whether there are any, so that no event is made for nobody."""
+        for listener in self.listeners:
+            listener(event)
 
 
 def _frozen(tables: list[array[int]]) -> tuple[tuple[int, ...], ...]:

@@ -6,7 +6,7 @@ blocks that a prefix can hit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.core.request_output import RequestOutput
@@ -147,9 +147,3 @@ Event = (
     | RequestFinished
 )
 Listener = Callable[[Event], None]
-
-
-def tell(listeners: Iterable[Listener], event: Event) -> None:
-    """Call each listener. Ask first whether there are any, so that no event is made for nobody."""
-    for listener in listeners:
-        listener(event)

@@ -85,7 +85,7 @@ class Scheduler:
         counters = self._counters
         counters.steps += 1
         if self.blocks.listeners:
-            events.tell(self.blocks.listeners, events.StepStarted(counters.steps))
+            self.blocks.tell(events.StepStarted(counters.steps))
         draft = StepDraft(self.config.max_num_batched_tokens)
         decoding: list[Request] = []
         filling: list[Request] = []
@@ -176,7 +176,7 @@ class Scheduler:
         num_hit = self._counters.admit(request, is_query=self.blocks.enable_prefix_caching)
         if self.blocks.listeners:
             known, matched = len(request.token_ids), request.num_computed_tokens
-            events.tell(self.blocks.listeners, events.RequestAdmitted(request.request_id, known, matched, num_hit))
+            self.blocks.tell(events.RequestAdmitted(request.request_id, known, matched, num_hit))
         self._run(request)
         planned = self._plan_row(request, draft)
         assert planned, f"{request.request_id} was admitted without room"
@@ -205,7 +205,7 @@ class Scheduler:
 
     def _preempt(self, request: Request, draft: StepDraft) -> None:
         if self.blocks.listeners:
-            events.tell(self.blocks.listeners, events.RequestPreempted(request.request_id, request.num_computed_tokens))
+            self.blocks.tell(events.RequestPreempted(request.request_id, request.num_computed_tokens))
         draft.take_back(request)
         self._counters.preemptions += 1
         request.num_preemptions += 1
@@ -231,7 +231,7 @@ class Scheduler:
         self._counters.finished[finish_reason] += 1
         output = output_of(request, token, error)
         if self.blocks.listeners:
-            events.tell(self.blocks.listeners, events.RequestFinished(output, request.num_preemptions))
+            self.blocks.tell(events.RequestFinished(output, request.num_preemptions))
         return output
 
     def _register(self, request: Request) -> None:
@@ -244,4 +244,4 @@ class Scheduler:
         self._requests[request.request_id] = request
         if self.blocks.listeners:
             about = (request.request_id, request.namespace, request.num_prompt_tokens, request.priority)
-            events.tell(self.blocks.listeners, events.RequestAdded(*about))
+            self.blocks.tell(events.RequestAdded(*about))
