@@ -33,9 +33,8 @@ from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
-from octavo.models.generation import GenerationDefaults
 from octavo.models.hub import resolve
-from octavo.models.loader import TokenizerSource, load_model, open_model
+from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Prompt = str | Sequence[int]
@@ -51,6 +50,18 @@ class SchedulerOptions:
     max_model_len: int | None = None  # tokens of prompt and output of one request
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True
+
+    def __post_init__(self) -> None:
+        self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
+
+    def config(self, max_model_len: int) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=self.enable_prefix_caching,
+            enable_kv_cache=self.enable_kv_cache,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,34 +116,20 @@ def load(
     kv_format = resolve_kv_format(config.kv_cache_dtype, source.config.dtype)
     causal_lm = load_model(source, ops, weights_dtype, progress)
     spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
-    plan = plan_cache(
-        spec,
-        budget_bytes=config.kv_cache_memory,
-        available_bytes=available_memory_bytes(),
-        asked_model_len=options.max_model_len,
-        longest_context=source.config.max_context,
-        degraded=_lost_precision(config, source.config.dtype),
-    )
-    scheduler_config = SchedulerConfig(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        enable_prefix_caching=options.enable_prefix_caching,
-        enable_kv_cache=options.enable_kv_cache,
-    )
+    plan = _plan(source, spec, options, config)
+    scheduler_config = options.config(plan.max_model_len)
     storage = KVStorage(spec, plan.num_blocks)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
-    scheduler_of_core = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
-    core = EngineCore(scheduler_of_core, ModelExecutor(causal_lm, ops, storage))
+    decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
-        core=core,
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
         chat_template=_open_template(chat_template or source.generation.chat_template, tokenizer),
         name=model,
         digest=source.digest,
         vocab_size=source.config.vocab_size,
         eos_token_ids=source.generation.eos_token_ids or tokenizer.eos_token_ids,
-        default_sampling=_default_sampling(source.generation),
+        default_sampling=source.generation.sampling,
         plan=plan,
         weights_bytes=causal_lm.weights_bytes,
         weights_dtype=weights_dtype,
@@ -157,10 +154,16 @@ def _open_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | N
     return ChatTemplate(source, tokenizer.special_tokens)
 
 
-def _default_sampling(generation: GenerationDefaults) -> dict[str, float]:
-    """What the model's files advise; fields on which they are silent are left out."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return {name: getattr(generation, name) for name in names if getattr(generation, name) is not None}
+def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
+    """Call it once the weights are loaded: what is available then is what is left for the cache."""
+    return plan_cache(
+        spec,
+        budget_bytes=config.kv_cache_memory,
+        available_bytes=available_memory_bytes(),
+        asked_model_len=options.max_model_len,
+        longest_context=source.config.max_context,
+        degraded=_lost_precision(config, source.config.dtype),
+    )
 
 
 def _lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]:
