@@ -30,9 +30,11 @@ def test_reads_what_people_write(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "12 parsecs", "-5MiB", "1,5GB", "0", "0.1", "1e9", "1..5G", "9999999TiB", "0x10"])
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "12 parsecs", "-5MiB", "1,5GB", "0", "0.1", "1e9", "1..5G", "9999999TiB", "0x10"]
+)
 def test_refuses_what_is_no_size_and_says_what_is(text: str) -> None:
-    with pytest.raises(ValueError, match="MiB|byte") as caught:
+    with pytest.raises(ValueError, match=r"MiB|byte") as caught:
         parse_bytes(text)
     assert repr(text) in str(caught.value)
 

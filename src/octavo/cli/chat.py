@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.flags import config_from, flags_of
+from octavo.cli.flags import flags_of
 from octavo.cli.model_flags import model_argument, model_flags
+from octavo.cli.prompt_reader import read_message
+from octavo.cli.talk import Talk, Turn
 from octavo.core.sampling_params import SamplingParams
+from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from octavo.cli.loading import OpenModel
     from octavo.cli.prompt_reader import ReadLine
     from octavo.cli.session import Session
+    from octavo.core.status import CoreStatus
 
 HELP = """\
 /help          this
@@ -30,17 +34,18 @@ A line that ends with \\ goes on in the next; \"\"\" begins and ends a text of s
 @model_argument
 @click.option("--system", default="", help="The system prompt.", metavar="TEXT")
 @model_flags
-@flags_of(SamplingParams, unset="the model's own advice")
+@flags_of(SamplingParams, unset=True)
 def chat(model: str, system: str, **values: Any) -> None:
     """Talk with MODEL. The history of the conversation stays in the KV cache: only what is new is computed.
 
     MODEL is a directory, a .gguf file, an alias such as smollm2, or a hub id.
     """
-    from octavo.cli.loading import open_model
+    from octavo.cli.loading import check_flags, check_sampling, load_checked
     from octavo.cli.prompt_reader import terminal_line_reader
+    from octavo.cli.session import Session
 
     check_sampling(values)
-    opened = open_model(model, values)
+    opened = load_checked(model, check_flags(values))
     opened.require_chat_template()
     with Session(opened.loaded) as session:
         if sys.stdin.isatty():
@@ -95,7 +100,7 @@ class Chat:
                 return f"there is no command {name}; /help lists them"
 
     def _answer(self, message: str) -> None:
-        """One turn. A message that cannot be answered is dropped, and the conversation goes on as if it was not said."""
+        """One turn. A message that cannot be answered is dropped: the conversation goes on as if it was not said."""
         try:
             prompt = self._opened.encode_chat(self._talk.messages(message))
             params = self._opened.sampling_params(self._sampling, len(prompt))
@@ -103,7 +108,7 @@ class Chat:
         except InvalidRequestError as error:
             click.echo(f"octavo: {error} (/reset starts over)", err=True)
             return
-        click.echo(" [stopped]" if answer.finish_reason == INTERRUPTED else "")
+        click.echo(" [stopped]" if answer.was_interrupted else "")
         if answer.error:
             click.echo(f"octavo: {answer.error}", err=True)
         if answer.finish_reason == "length":
@@ -114,6 +119,6 @@ class Chat:
 def cache_line(core: CoreStatus) -> str:
     """The cache at a glance."""
     return (
-        f"KV cache: {core.num_blocks} blocks x {core.block_size}: {core.used_blocks} used, {core.cached_blocks} cached, "
-        f"{core.free_blocks} free; {core.hit_tokens} of {core.queries_tokens} prompt tokens were hits"
+        f"KV cache: {core.num_blocks} blocks x {core.block_size}: {core.used_blocks} used, {core.cached_blocks} "
+        f"cached, {core.free_blocks} free; {core.hit_tokens} of {core.queries_tokens} prompt tokens were hits"
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure memory and kernels (some seconds).")
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure memory and kernels (seconds).")
 @click.pass_context
 def doctor(context: click.Context, as_json: bool, measure: bool) -> None:
     """Say what this machine and this installation can do, and what is wrong with them.

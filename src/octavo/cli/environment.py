@@ -20,7 +20,7 @@ def cache_dir() -> Path | None:
 
 
 def api_keys() -> tuple[str, ...]:
-    """Keys separated by commas. Preferred over the flag, which other users of the machine can read in the process list."""
+    """Keys separated by commas. Better than the flag, which other users can read in the process list."""
     return tuple(key for key in (part.strip() for part in os.environ.get(API_KEY_VARIABLE, "").split(",")) if key)
 
 

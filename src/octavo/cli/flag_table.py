@@ -17,9 +17,12 @@ OF_THE_FIELD = object()  # a flag's default, where it is the field's
 class Flag:
     help: str
     metavar: str | None = None
-    parse: Callable[[str], object] | None = None  # text -> value; ValueError says what is wrong. None: by the field's type
+    parse: Callable[[str], object] | None = (
+        None  # text -> value; ValueError says what is wrong. None: by the field's type
+    )
     spelling: str | None = None  # None: the field's name with dashes
     default: object = OF_THE_FIELD
+    is_advised: bool = False  # a model may say its own value, which goes before the field's default
 
 
 def parse_logit_bias(text: str) -> tuple[int, float]:
@@ -42,13 +45,15 @@ NOT_FLAGS: dict[str, dict[str, str]] = {
 FLAGS: dict[str, Flag] = {
     # the scheduler
     "max_num_seqs": Flag("Requests that run at once."),
-    "max_num_batched_tokens": Flag("Tokens computed in one step: what bounds how long a long prompt holds up the others."),
+    "max_num_batched_tokens": Flag(
+        "Tokens computed in one step: what bounds how long a long prompt holds up the others."
+    ),
     "max_model_len": Flag(
         "Prompt and output of a request together, in tokens. [default: the model's own length]", default=None
     ),
     "enable_prefix_caching": Flag("Let requests that begin alike share the blocks of their common beginning."),
     "enable_kv_cache": Flag(
-        "Without it everything is computed again for every token, with the same bits: the measure of what the cache saves.",
+        "Without it everything is computed again for every token, with the same bits: what the cache saves.",
         spelling="--kv-cache/--no-kv-cache",
     ),
     # the executor
@@ -67,14 +72,18 @@ FLAGS: dict[str, Flag] = {
     # the server
     "host": Flag("Address to listen on; 0.0.0.0 is every interface."),
     "port": Flag("Port to listen on."),
-    "served_model_name": Flag("Name under which clients ask for the model. [default: the reference that was given]", "NAME"),
+    "served_model_name": Flag(
+        "Name under which clients ask for the model. [default: the reference that was given]", "NAME"
+    ),
     "api_keys": Flag(
-        "A key that clients must send; may be repeated. OCTAVO_API_KEY does the same and stays out of the process list.",
+        "A key that opens the server; may be repeated. OCTAVO_API_KEY does the same, unseen in the process list.",
         "KEY",
         spelling="--api-key",
     ),
     "shutdown_timeout_s": Flag(
-        "Seconds that running requests are given to end after SIGTERM or Ctrl-C.", "SECONDS", spelling="--shutdown-timeout"
+        "Seconds that running requests are given to end after SIGTERM or Ctrl-C.",
+        "SECONDS",
+        spelling="--shutdown-timeout",
     ),
     "max_body_bytes": Flag("Size of the body of one HTTP request, at most: 16MiB, ...", "BYTES", parse_bytes),
     "max_prompts": Flag("Prompts in one request, at most."),
@@ -84,11 +93,13 @@ FLAGS: dict[str, Flag] = {
     # sampling
     "max_tokens": Flag("Tokens of the answer, at most.", default=None),
     "min_tokens": Flag("Tokens of the answer, at least: until then no end is accepted."),
-    "temperature": Flag("0 takes the most likely token always; higher is more varied."),
-    "top_k": Flag("Draw from the most likely tokens only; 0 is all."),
-    "top_p": Flag("Draw from the most likely tokens that together have this probability."),
-    "min_p": Flag("Draw from tokens that are at least this likely, as a share of the most likely one's probability."),
-    "repetition_penalty": Flag("Above 1: what is in the prompt or the answer already becomes less likely."),
+    "temperature": Flag("0 takes the most likely token always; higher is more varied.", is_advised=True),
+    "top_k": Flag("Draw from so many most likely tokens only; 0 is all.", is_advised=True),
+    "top_p": Flag("Draw from the most likely tokens that together have this probability.", is_advised=True),
+    "min_p": Flag("Draw from tokens with at least this share of the most likely one's probability.", is_advised=True),
+    "repetition_penalty": Flag(
+        "Above 1: what is in the prompt or the answer already becomes less likely.", is_advised=True
+    ),
     "presence_penalty": Flag("Taken from the logit of each token that the answer has already."),
     "frequency_penalty": Flag("Taken from the logit of a token for each time that the answer has it already."),
     "logit_bias": Flag("Add BIAS to the logit of token ID; may be repeated.", "ID:BIAS", parse_logit_bias),

@@ -1,7 +1,7 @@
-"""Makes command-line flags out of the fields of config dataclasses, so that none drifts, and configs out of their values.
+"""Makes command-line flags out of the fields of config dataclasses, so that none drifts, and configs out of the values.
 
-A field `max_num_seqs: int = 64` becomes `--max-num-seqs INTEGER`, with its default. What cannot be told from a field, its
-help text and special spellings, is in `flag_table`. It does not know which config a command needs.
+A field `max_num_seqs: int = 64` becomes `--max-num-seqs INTEGER`, with its default. What cannot be told from a field,
+its help text and special spellings, is in `flag_table`. It does not know which config a command needs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound="DataclassInstance")
 
 
 def flag_name(field_name: str) -> str:
@@ -31,11 +32,10 @@ def flag_fields(config: type[DataclassInstance]) -> list[dataclasses.Field[Any]]
     return [field for field in dataclasses.fields(config) if field.name not in NOT_FLAGS.get(config.__name__, {})]
 
 
-def flags_of(*configs: type[DataclassInstance], unset: str | None = None) -> Callable[[F], F]:
+def flags_of(*configs: type[DataclassInstance], unset: bool = False) -> Callable[[F], F]:
     """Decorator of a command: one option for each field of the configs.
 
-    With `unset` a flag that is not given is None, because something else decides then: what `unset` names, which is
-    shown in the help before the field's default.
+    With `unset` a flag that is not given is None: then something else may decide before the field's default does.
     """
     made = [
         _option(field, get_type_hints(config)[field.name], unset) for config in configs for field in flag_fields(config)
@@ -49,7 +49,7 @@ def flags_of(*configs: type[DataclassInstance], unset: str | None = None) -> Cal
     return decorate
 
 
-def config_from[C: DataclassInstance](config: type[C], values: Mapping[str, Any], **more: Any) -> C:
+def config_from(config: type[C], values: Mapping[str, Any], **more: Any) -> C:
     """The config with the values of its flags; what is not in `values`, or None, keeps its default. `more` goes first.
 
     An error that names a field is raised again with the flag's spelling, which is what the user wrote.
@@ -70,13 +70,14 @@ def _spelling(field_name: str) -> str:
     return flag.spelling or flag_name(field_name)
 
 
-def _option(field: dataclasses.Field[Any], hint: Any, unset: str | None) -> Callable[[F], F]:
+def _option(field: dataclasses.Field[Any], hint: Any, unset: bool) -> Callable[[F], F]:
     flag = FLAGS[field.name]
     default = _default(field) if flag.default is OF_THE_FIELD else flag.default
     help_text, shown = flag.help, default not in (None, (), "")
-    if unset is not None:
-        if shown:
-            help_text = f"{flag.help} [default: {unset}, else {default}]"
+    if unset:
+        if shown and default is not False:
+            advice = "the model's own advice, else " if flag.is_advised else ""
+            help_text = f"{flag.help} [default: {advice}{default}]"
         default, shown = None, False
     kind, multiple = _kind(hint)
     spelling = flag.spelling or flag_name(field.name)

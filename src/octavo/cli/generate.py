@@ -15,7 +15,6 @@ from octavo.cli.model_flags import model_argument, model_flags
 from octavo.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.cli.loading import OpenModel
     from octavo.cli.session import Answer
 
 DEFAULT_MAX_TOKENS = 256
@@ -33,13 +32,16 @@ DEFAULT_MAX_TOKENS = 256
     metavar="FILE",
     help="A file whose whole text is a prompt; may be repeated.",
 )
-@click.option("--chat", "as_chat", is_flag=True, help="Ask each prompt as a chat message, through the model's chat template.")
+@click.option(
+    "--chat", "as_chat", is_flag=True, help="Ask each prompt as a chat message, through the model's chat template."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a prompt, one a line.")
-@flags_of(SamplingParams, unset="the model's own advice")
+@flags_of(SamplingParams, unset=True)
 @model_flags
 @click.pass_context
 def generate(
     context: click.Context,
+    /,
     model: str,
     prompts: tuple[str, ...],
     files: tuple[Path, ...],
@@ -52,13 +54,16 @@ def generate(
     The text goes to standard output, one line of statistics to standard error. MODEL is a directory, a .gguf file, an
     alias such as smollm2, or a hub id.
     """
-    from octavo.cli.loading import check_sampling, open_model
-    from octavo.cli.session import INTERRUPTED, Session
+    from octavo.cli.loading import check_flags, check_sampling, load_checked
+    from octavo.cli.session import Session
 
     check_sampling(values)
+    flags = check_flags(values)
     texts = read_prompts(prompts, files)
-    opened = open_model(model, values)
-    encoded = [opened.encode_chat([{"role": "user", "content": text}]) if as_chat else opened.encode(text) for text in texts]
+    opened = load_checked(model, flags)
+    encoded = [
+        opened.encode_chat([{"role": "user", "content": text}]) if as_chat else opened.encode(text) for text in texts
+    ]
     params = [opened.sampling_params(values, len(token_ids), DEFAULT_MAX_TOKENS) for token_ids in encoded]
     stream = len(texts) == 1 and not as_json
     with Session(opened.loaded) as session:
@@ -71,7 +76,7 @@ def generate(
     else:
         show_answers(texts, answers)
     click.echo(f"octavo: {statistics(answers)}", err=True)
-    context.exit(exit_code(answers, INTERRUPTED))
+    context.exit(exit_code(answers))
 
 
 def read_prompts(prompts: Sequence[str], files: Sequence[Path]) -> list[str]:
@@ -138,8 +143,8 @@ def statistics(answers: Sequence[Answer]) -> str:
     num_output_tokens = sum(answer.num_output_tokens for answer in answers)
     total_s = max(answer.total_s for answer in answers)
     line = (
-        f"{num_prompt_tokens} prompt tokens ({num_cached_tokens} cached), {num_output_tokens} new tokens in {total_s:.2f} s; "
-        f"first token after {min(answer.first_token_s for answer in answers):.3f} s"
+        f"{num_prompt_tokens} prompt tokens ({num_cached_tokens} cached), {num_output_tokens} new tokens in "
+        f"{total_s:.2f} s; first token after {min(answer.first_token_s for answer in answers):.3f} s"
     )
     if len(answers) > 1:
         return f"{len(answers)} prompts, {line}, {num_output_tokens / total_s:.1f} tokens/s together"
@@ -147,11 +152,11 @@ def statistics(answers: Sequence[Answer]) -> str:
     return line if speed is None else f"{line}, then {speed:.1f} tokens/s"
 
 
-def exit_code(answers: Sequence[Answer], interrupted: str) -> int:
+def exit_code(answers: Sequence[Answer]) -> int:
     """0 when every prompt has its answer; an error of one prompt is told on standard error."""
     for answer in answers:
         if answer.error:
             click.echo(f"octavo: {answer.error}", err=True)
-    if any(answer.finish_reason == interrupted for answer in answers):
+    if any(answer.was_interrupted for answer in answers):
         return 130
     return 1 if any(answer.finish_reason in ("error", "abort") for answer in answers) else 0

@@ -91,7 +91,9 @@ def examine(cache_dir: Path, *, measure: bool) -> Health:
         cores=cores,
         threads=cores,
         memory_available_bytes=available_bytes,
-        read_bytes_per_s=read_bandwidth(cores, available_bytes) if measure and packages["numpy"] != NOT_INSTALLED else None,
+        read_bytes_per_s=read_bandwidth(cores, available_bytes)
+        if measure and packages["numpy"] != NOT_INSTALLED
+        else None,
         linear_flops_per_s=dict(kernels.flops_per_s),
         compiler=compiler,
         cache_dir=str(cache_dir),
@@ -121,7 +123,9 @@ def examine_kernels(threads: int, *, measure: bool) -> Kernels:
     problems, speeds = [], []
     if found[0] == "portable":
         problems.append(
-            Problem(False, "only the portable kernels run here: answers are the same but slow", "use a machine with AVX2")
+            Problem(
+                False, "only the portable kernels run here: answers are the same but slow", "use a machine with AVX2"
+            )
         )
     for dtype in PROBED_DTYPES if measure else ():
         try:
@@ -163,7 +167,9 @@ def cache_dir_problems(cache_dir: Path) -> tuple[Problem, ...]:
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        return (Problem(False, f"models cannot be kept in {cache_dir}", "set OCTAVO_CACHE to a folder that can be written"),)
+        return (
+            Problem(False, f"models cannot be kept in {cache_dir}", "set OCTAVO_CACHE to a folder that can be written"),
+        )
     free_bytes = shutil.disk_usage(nearest).free
     if free_bytes < LOW_DISK_BYTES:
         what = f"only {format_bytes(free_bytes)} are free for models in {cache_dir}"
@@ -176,6 +182,8 @@ def compiler_problems(compiler: str | None, *, has_kernels: bool) -> tuple[Probl
         return ()
     return (
         Problem(
-            True, "there is no C++ compiler to build the kernels with", "install g++ or clang, then run `pip install .` again"
+            True,
+            "there is no C++ compiler to build the kernels with",
+            "install g++ or clang, then run `pip install .` again",
         ),
     )

@@ -59,8 +59,8 @@ def linear_speed(threads: int, instruction_set: str, weights_dtype: str) -> floa
     best_s = _best_s(lambda: ops.linear(x, weight, out))
     if out[0, 0] != MATRIX_SIZE:
         raise OctavoError(
-            f"a linear layer of ones gave {out[0, 0]} instead of {MATRIX_SIZE} with instruction set {ops.instruction_set} "
-            f"and weights in {weights_dtype}; choose another with --instruction-set and report this"
+            f"a linear layer of ones gave {out[0, 0]}, not {MATRIX_SIZE}, with instruction set "
+            f"{ops.instruction_set} and {weights_dtype} weights; choose another with --instruction-set and report this"
         )
     return 2 * MATRIX_ROWS * MATRIX_SIZE**2 / best_s
 

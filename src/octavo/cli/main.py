@@ -1,7 +1,7 @@
 """The `octavo` command: knows its subcommands, and turns every way to end into a sentence and an exit code.
 
 0: done. 1: an error, told in one sentence. 2: wrong usage. 130: Ctrl-C. 141: the reader of the output went away.
-It does not know what the commands do; they load what they need when they run, so that `--help` and `--version` are quick.
+It does not know what the commands do; they load what they need when they run, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
@@ -76,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
         _say(
-            f"the machine has not enough memory{reason}; lower --kv-cache-memory, take a smaller model or end other programs",
+            f"memory ran out{reason}; lower --kv-cache-memory, take a smaller model or end other programs",
             error,
             context,
         )

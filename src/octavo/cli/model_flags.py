@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -12,6 +12,8 @@ from octavo.cli.flags import flags_of
 from octavo.cli.refused_flags import refuse_flags
 from octavo.core.config import SchedulerConfig
 from octavo.executor.config import ExecutorConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 model_argument = click.argument("model", metavar="MODEL")
 
@@ -23,6 +25,6 @@ _chat_template = click.option(
 )
 
 
-def model_flags[F: Callable[..., Any]](function: F) -> F:
+def model_flags(function: F) -> F:
     """Decorator of a command: how the model is held and scheduled."""
     return flags_of(SchedulerConfig, ExecutorConfig)(_chat_template(refuse_flags(function)))

@@ -6,6 +6,7 @@ several lines. It does not know what a message means.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -19,10 +20,8 @@ def terminal_line_reader() -> ReadLine:
     """`input` with editing where the system has it; without prompts when standard input is not a terminal."""
     if not sys.stdin.isatty():
         return _read_piped_line
-    try:
+    with contextlib.suppress(ImportError):  # plain input where there is none
         importlib.import_module("readline")  # editing and history come with the import
-    except ImportError:
-        pass  # plain input then
     return input
 
 

@@ -1,4 +1,4 @@
-"""Flags that users of other engines try and that octavo does not have yet: each is refused by name, with what to do instead.
+"""Flags of other engines that octavo does not have: each is refused by name, with what to do instead.
 
 They are hidden from `--help`. It does not know the flags that exist.
 """
@@ -6,11 +6,13 @@ They are hidden from `--help`. It does not know the flags that exist.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from octavo.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NO_LORA = "octavo has no LoRA adapters yet: merge the adapter into the model's weights and serve the merged model"
 _NO_SPECULATION = "octavo has no speculative decoding yet: leave the flag out"
@@ -44,9 +46,9 @@ REFUSED: dict[str, tuple[bool, str | None, str]] = {
 }
 
 
-def refuse_flags[F: Callable[..., Any]](function: F) -> F:
+def refuse_flags(function: F) -> F:
     """Decorator of a command: adds the hidden flags. They never reach the command."""
-    for name, (takes_value, _, _) in REFUSED.items():
+    for name, (takes_value, *_) in REFUSED.items():
         function = click.option(
             name, is_flag=not takes_value, default=None, hidden=True, expose_value=False, callback=_refuse
         )(function)
@@ -55,7 +57,7 @@ def refuse_flags[F: Callable[..., Any]](function: F) -> F:
 
 def _refuse(_: click.Context, parameter: click.Parameter, value: object) -> None:
     name = parameter.opts[0]
-    _, harmless, cure = REFUSED[name]
+    harmless, cure = REFUSED[name][1:]
     if value is None or (harmless is not None and value == harmless):
         return
     shown = name if value is True else f"{name} {value}"

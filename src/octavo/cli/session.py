@@ -1,4 +1,4 @@
-"""One model in this process, asked from the terminal: prompts in, text out as it comes. Ctrl-C ends the answer, not the process.
+"""One model in this process, asked from the terminal: prompts in, text out as it comes. Ctrl-C ends the answer only.
 
 It does not know where prompts come from or how text is shown.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 SHUTDOWN_S = 5.0
+MAX_PROMPTS = 1_000_000  # of one command: they wait as long as it takes
 TextListener = Callable[[int, str], None]  # (index of the prompt, new text)
 
 
@@ -43,6 +44,10 @@ class Answer:
     total_s: float
 
     @property
+    def was_interrupted(self) -> bool:
+        return self.finish_reason == INTERRUPTED
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Of the tokens after the first; None where there is none."""
         decode_s = self.total_s - self.first_token_s
@@ -52,8 +57,8 @@ class Answer:
 class Session:
     """Owns the engine's thread and an event loop; to be closed, or used in a `with` statement."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        self.loaded = loaded
+    def __init__(self, loaded: LoadedModel) -> None:
+        config = EngineConfig(max_waiting=MAX_PROMPTS, eos_token_ids=loaded.eos_token_ids)
         self._engine = AsyncEngine(loaded.core, loaded.tokenizer, config)
         self._runner = asyncio.Runner()
         self._num_requests = 0
@@ -86,10 +91,12 @@ class Session:
     async def _answer(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], on_text: TextListener
     ) -> list[Answer]:
-        requests = []
-        for token_ids, wanted in zip(prompts, params, strict=True):
-            self._num_requests += 1
-            requests.append(GenerationRequest(f"cli-{self._num_requests}", token_ids, wanted))
+        first = self._num_requests
+        self._num_requests += len(prompts)
+        requests = [
+            GenerationRequest(f"cli-{number}", token_ids, wanted)
+            for number, (token_ids, wanted) in enumerate(zip(prompts, params, strict=True), first)
+        ]
         start_s = time.perf_counter()
         deltas: list[list[GenerationDelta]] = [[] for _ in requests]
         times: list[list[float]] = [[] for _ in requests]
@@ -106,12 +113,11 @@ class Session:
         finally:
             generation.close()
         now_s = time.perf_counter() - start_s
-        return [_answer_of(request, *of) for request, *of in zip(requests, deltas, times, [now_s] * len(requests), strict=True)]
+        parts = zip(requests, deltas, times, strict=True)
+        return [_answer_of(request, of_it, at_s, now_s) for request, of_it, at_s in parts]
 
 
-def _answer_of(
-    request: GenerationRequest, deltas: list[GenerationDelta], times_s: list[float], now_s: float
-) -> Answer:
+def _answer_of(request: GenerationRequest, deltas: list[GenerationDelta], times_s: list[float], now_s: float) -> Answer:
     if not deltas:
         return Answer("", (), (), INTERRUPTED, None, None, len(request.prompt_token_ids), 0, 0, now_s, now_s)
     whole = merge_deltas(deltas)

@@ -25,7 +25,7 @@ MEBIBYTE = 2**20
 
 
 def parse_bytes(text: str) -> int:
-    """`512MiB`, `2GB`, `1.5G`, `1048576` as a number of bytes: KB, MB, GB count by 1000, KiB, MiB, GiB (and K, M, G) by 1024.
+    """`512MiB`, `2GB`, `1.5G`, `1048576` as bytes: KB, MB, GB count by 1000; KiB, MiB, GiB (and K, M, G) by 1024.
 
     Raises ValueError, whose message says what is wrong and what may be written.
     """
@@ -34,7 +34,7 @@ def parse_bytes(text: str) -> int:
     if match is None or unit is None:
         raise ValueError(f"{text!r} is not a number of bytes; write 512MiB, 2GB, 1.5G or a plain number")
     whole, _, fraction = match[1].partition(".")
-    num_bytes = int(whole) * unit + int(fraction or "0") * unit // 10 ** len(fraction)
+    num_bytes = int(whole) * unit + int(fraction or "0") * unit // int(10 ** len(fraction))
     if not 1 <= num_bytes <= _MAX_BYTES:
         raise ValueError(f"{text!r} is {num_bytes} bytes; it must be at least 1 byte and below 8 EiB")
     return num_bytes
