@@ -15,7 +15,7 @@ constexpr int kMaxChunkSteps = 1024;
 constexpr int kMaxBlockTiles = 8;
 constexpr int kMaxChunkedPanels = 8;                     // of a piece, where sums are carried
 constexpr size_t kBlockBytes = 400 << 10;                // of packed x, of a chunk
-constexpr size_t kPieceBytes = 128 << 10;                // of weights, where they are read once
+constexpr size_t kPieceBytes = 512 << 10;                // of weights, where they are read once
 constexpr double kPieceMultiplyAdds = 8e6;               // about 40 microseconds
 constexpr int kPiecesPerThread = 8;
 constexpr double kInlineBytes = 64e3, kInlineMultiplyAdds = 4e5;  // less than a wake-up costs

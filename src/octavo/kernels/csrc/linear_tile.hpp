@@ -115,10 +115,10 @@ static void run_tile(const Tile& tile) {
   for (int i = 0; i < tile.steps; i++) {
     if (kStreamed) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; p++) __builtin_prefetch(next + static_cast<size_t>(p) * panel_bytes, 0, 2);
+      for (int p = 0; p < P; p++) __builtin_prefetch(next + static_cast<size_t>(p) * panel_bytes, 0, 3);
       next += kStepBytes;
     } else {
-      __builtin_prefetch(next, 0, 2);
+      __builtin_prefetch(next, 0, 2);  // the first-level cache has other things to hold
       next += prefetch_step;
     }
     Weights::template step<R, P>(sum, w, panel_bytes, x);
