@@ -14,7 +14,7 @@ from octavo.core.block_key import BlockKeyChain
 from octavo.core.block_pool import BlockPool
 from octavo.core.eviction import EvictionPolicy, LeastRecentlyUsed
 from octavo.core.kv_spec import KVSpec
-from octavo.core.prefix_match import NO_MATCH, PrefixMatch
+from octavo.core.prefix_match import NO_MATCH, PrefixMatch, look_up
 from octavo.core.radix_tree import Node, RadixTree
 from octavo.core.request import Request
 from octavo.core.step import BlockCopy
@@ -56,16 +56,7 @@ class BlockManager:
         """What could be attached now. Changes nothing. The last known token is never found: its logits are wanted."""
         if not self.enable_prefix_caching:
             return NO_MATCH
-        size = self.block_size
-        usable = len(request.token_ids) - 1
-        tokens = request.token_ids.tobytes()
-        nodes = self.tree.match(request.namespace, tokens, usable // size)
-        matched = len(nodes) * size
-        if not self.token_exact_hits or matched == usable:
-            return PrefixMatch(nodes, None, 0, matched)
-        tail = request.token_ids[matched : min(matched + size, usable)].tobytes()
-        source, count = self.tree.closest_child(request.namespace, nodes[-1] if nodes else None, tail)
-        return PrefixMatch(nodes, source, count, matched + count)
+        return look_up(self.tree, request, self.block_size, token_exact=self.token_exact_hits)
 
     def blocks_to_hold(self, request: Request, match: PrefixMatch) -> int:
         """By how many the available blocks shrink when the request attaches and then grows to all its known tokens."""
@@ -181,9 +172,7 @@ class BlockManager:
         child.num_computed_tokens, child.node = num_tokens, parent.node
         child.num_committed_blocks = parent.num_committed_blocks
         if self.listeners:
-            events.tell(
-                self.listeners, events.RequestForked(parent.request_id, child.request_id, _frozen(child.block_tables))
-            )
+            self.tell(events.RequestForked(parent.request_id, child.request_id, _frozen(child.block_tables)))
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that nobody holds; returns how many there were."""

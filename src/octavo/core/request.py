@@ -40,6 +40,7 @@ class Request:
         "banned_token_ids",
         "block_tables",
         "finish_reason",
+        "is_counted",
         "namespace",
         "needs_token_history",
         "node",
@@ -102,6 +103,7 @@ class Request:
         self.num_cached_tokens = 0  # prompt tokens that came from the cache instead of being computed
         # Invariant: positions below it have been counted once, as hit or as computed; what runs again is recomputed.
         self.num_accounted_tokens = 0
+        self.is_counted = False  # its prompt stands in the ledger: it has run before
         self.num_preemptions = 0
         self.block_tables: list[array[int]] = []  # one table of block ids per KV group
         # Invariant: the first num_committed_blocks of each table are the blocks of the nodes from the root to `node`.

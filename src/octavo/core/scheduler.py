@@ -73,9 +73,11 @@ class Scheduler:
         parent = self._requests[parent_id]
         child.token_ids, child.num_prompt_tokens = parent.token_ids[:], parent.num_prompt_tokens
         self._register(child)
-        child.num_accounted_tokens = parent.num_accounted_tokens
-        if parent.status is RequestStatus.RUNNING and len(self._running) < self.config.max_num_seqs:
+        may_share = parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
+        if may_share and len(self._running) < self.config.max_num_seqs:
             self.blocks.fork(parent, child)
+            child.num_accounted_tokens = parent.num_accounted_tokens
+            self._counters.enter(child, is_query=self.blocks.enable_prefix_caching)
             self._run(child)
         else:
             self._admission.enter(child)
@@ -112,11 +114,12 @@ class Scheduler:
             if request is None or request.status is not RequestStatus.RUNNING:  # ended while the step ran
                 self._counters.computed += num_tokens
                 continue
-            self._counters.account(request, row.start, row.start + num_tokens)
             error = result.failed.get(row.request_id)
             if error is not None:
+                self._counters.failed += num_tokens
                 outputs.append(self._finish(request, "error", error=error))
                 continue
+            self._counters.account(request, row.start, row.start + num_tokens)
             self._compute(request, num_tokens)
             if row.sample is not None:
                 outputs.append(self._take_token(request, result.sampled[row.request_id]))

@@ -19,9 +19,10 @@ class Counters:
     makes run again is `recomputed`, what it finds again in the cache is `restored`.
     """
 
-    # Invariant: computed + recomputed == tokens of all plans that were carried out.
+    # Invariant: computed + recomputed + failed == tokens of all plans that were carried out.
     computed: int = 0
     recomputed: int = 0
+    failed: int = 0  # in rows that the executor refused or could not finish
     restored: int = 0
     # Invariant: of a request that ended by itself, hit + computed == prompt + output - 1.
     queries: int = 0
@@ -33,12 +34,17 @@ class Counters:
     steps: int = 0
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
 
+    def enter(self, request: Request, *, is_query: bool) -> None:
+        """The request runs for the first time: its prompt counts, less what a branch shares from its start."""
+        request.is_counted = True
+        self.prompt += max(0, request.num_prompt_tokens - request.num_accounted_tokens)
+        if is_query:
+            self.queries += max(0, len(request.token_ids) - request.num_accounted_tokens)
+
     def admit(self, request: Request, *, is_query: bool) -> int:
         """The request holds its first num_computed_tokens from the cache. Returns how many of them are hits."""
-        first_time = not request.num_accounted_tokens and not request.num_preemptions
-        if first_time:
-            self.prompt += request.num_prompt_tokens
-            self.queries += request.num_prompt_tokens if is_query else 0
+        if not request.is_counted:
+            self.enter(request, is_query=is_query)
         num_hit = max(0, request.num_computed_tokens - request.num_accounted_tokens)
         self.hit += num_hit
         self.restored += request.num_computed_tokens - num_hit
@@ -72,6 +78,7 @@ class CoreStatus:
     hit_tokens: int
     computed_tokens: int
     recomputed_tokens: int
+    failed_tokens: int
     restored_tokens: int  # found again in the cache after a preemption; no hits
     processed_tokens: int  # rows that the executor reports: the ledger's truth
     prompt_tokens: int
@@ -106,6 +113,7 @@ def core_status(counters: Counters, blocks: BlockManager, running: Sequence[Requ
         hit_tokens=counters.hit,
         computed_tokens=counters.computed,
         recomputed_tokens=counters.recomputed,
+        failed_tokens=counters.failed,
         restored_tokens=counters.restored,
         processed_tokens=counters.processed,
         prompt_tokens=counters.prompt,
