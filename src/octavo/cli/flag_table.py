@@ -72,9 +72,6 @@ FLAGS: dict[str, Flag] = {
     # the server
     "host": Flag("Address to listen on; 0.0.0.0 is every interface."),
     "port": Flag("Port to listen on."),
-    "served_model_name": Flag(
-        "Name under which clients ask for the model. [default: the reference that was given]", "NAME"
-    ),
     "api_keys": Flag(
         "A key that opens the server; may be repeated. OCTAVO_API_KEY does the same, unseen in the process list.",
         "KEY",

@@ -16,12 +16,11 @@ from octavo.cli.model_cache import resolve_model
 from octavo.cli.progress import progress_bar
 from octavo.core.config import SchedulerConfig
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.chat_template import ChatTemplate
 from octavo.errors import ConfigError
 from octavo.executor.config import ExecutorConfig
 
 if TYPE_CHECKING:
-    from octavo.engine.tokenizer import Tokenizer
+    from octavo.engine.chat_template import ChatTemplate
     from octavo.llm import LoadedModel
 
 
@@ -32,7 +31,7 @@ class ModelFlags:
     scheduler: SchedulerConfig  # its max_model_len counts only where one was asked for
     max_model_len: int | None
     executor: ExecutorConfig
-    chat_template: Path | None
+    chat_template: str | None
 
 
 def check_flags(values: Mapping[str, Any]) -> ModelFlags:
@@ -41,7 +40,7 @@ def check_flags(values: Mapping[str, Any]) -> ModelFlags:
         scheduler=config_from(SchedulerConfig, values),
         max_model_len=values["max_model_len"],
         executor=config_from(ExecutorConfig, values),
-        chat_template=values["chat_template"],
+        chat_template=read_template(values["chat_template"]),
     )
 
 
@@ -53,18 +52,17 @@ def check_sampling(values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A loaded model with the reference that was given for it and the template that chats are written with."""
+    """A loaded model with the reference that was given for it."""
 
     name: str
     loaded: LoadedModel
-    chat_template: ChatTemplate | None
 
     def require_chat_template(self) -> ChatTemplate:
-        if self.chat_template is None:
+        if self.loaded.chat_template is None:
             raise ConfigError(
                 f"{self.name} has no chat template; give one with --chat-template FILE, or use `octavo generate`"
             )
-        return self.chat_template
+        return self.loaded.chat_template
 
     def encode(self, text: str) -> list[int]:
         return self.loaded.tokenizer.encode(text)
@@ -84,7 +82,9 @@ class OpenModel:
 
         `max_tokens` is how long an answer may be where no flag says it; None: as long as there is room.
         """
-        advice = {name: value for name, value in self.loaded.default_sampling.items() if values.get(name) is None}
+        advice: dict[str, Any] = {
+            name: value for name, value in self.loaded.default_sampling.items() if values.get(name) is None
+        }
         if "top_k" in advice:
             advice["top_k"] = int(advice["top_k"])
         if values["max_tokens"] is None:
@@ -95,27 +95,24 @@ class OpenModel:
 
 def load_checked(reference: str, flags: ModelFlags) -> OpenModel:
     """Fetches where needed, loads, and shows progress on a terminal. Raises OctavoError, each with its cure."""
+    from octavo.llm import SchedulerOptions, load  # kernels that are missing are told before anything is fetched
+
     path = resolve_model(reference)
-    from octavo.llm import SchedulerOptions, load
-
     options = SchedulerOptions(**{**dataclasses.asdict(flags.scheduler), "max_model_len": flags.max_model_len})
-    with progress_bar("loading") as progress:
-        loaded = load(str(path), scheduler=options, executor=flags.executor, progress=progress)
-    template = loaded.chat_template
-    if flags.chat_template is not None:
-        template = read_template(flags.chat_template, loaded.tokenizer)
-    return OpenModel(reference, loaded, template)
+    with progress_bar(f"loading {reference}") as progress:
+        loaded = load(
+            str(path),
+            scheduler=options,
+            executor=flags.executor,
+            chat_template=flags.chat_template,
+            progress=progress,
+        )
+    return OpenModel(reference, loaded)
 
 
-def read_template(path: Path, tokenizer: Tokenizer) -> ChatTemplate:
-    """A template of the user's own, with the model's special tokens in reach. Raises ModelError when it is broken."""
+def read_template(path: Path | None) -> str | None:
+    """The text of a user's own template. Raises ConfigError when it is no text."""
     try:
-        source = path.read_text(encoding="utf-8")
+        return None if path is None else path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"--chat-template {path} is not UTF-8 text ({error}); give a Jinja file") from error
-    special_tokens = {}
-    if tokenizer.bos_token_id is not None:
-        special_tokens["bos_token"] = tokenizer.token_text(tokenizer.bos_token_id)
-    if tokenizer.eos_token_ids:
-        special_tokens["eos_token"] = tokenizer.token_text(tokenizer.eos_token_ids[0])
-    return ChatTemplate(source, special_tokens)

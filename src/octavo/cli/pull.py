@@ -9,6 +9,6 @@ import click
 @click.argument("model", metavar="MODEL")
 def pull(model: str) -> None:
     """Fetch MODEL, an alias such as smollm2 or a hub id, into the model cache, and check it."""
-    from octavo.cli.model_cache import resolve_model
+    from octavo.cli.model_cache import pull_model
 
-    click.echo(resolve_model(model))
+    click.echo(pull_model(model))
