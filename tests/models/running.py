@@ -46,7 +46,7 @@ def batch_of(rows: Sequence[tuple[int, int, Sequence[int]]]) -> AttentionBatch:
 def logits_of(
     model: CausalLM, token_ids: Sequence[int], chunks: Sequence[int] = (), kv_format: str = "f32", every: bool = True
 ) -> F32:
-    """Logits of one sequence, computed in chunks of the given sizes (the rest in one); of its last row unless `every`."""
+    """Logits of one sequence, computed in chunks of these sizes (the rest in one); of its last row unless `every`."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     table = list(range(num_blocks, 0, -1))  # block 0 is never used, and the order is not the natural one
     layers = new_pool(model, num_blocks + 1, kv_format)

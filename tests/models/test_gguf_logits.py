@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from octavo.kernels.ops import F32
-from octavo.kernels.reference import ReferenceOps
-from octavo.models.loader import load_model, open_model
 from tests.models.running import logits_of
 from tests.models.test_llama_logits import TOKEN_IDS, TOLERANCE, transformers_logits
 from tests.models.tiny_gguf import QUANTISATIONS, WIDE, make_tiny_gguf
 from tests.models.tiny_models import tiny_config, write_shards
+
+from octavo.kernels.ops import F32
+from octavo.kernels.reference import ReferenceOps
+from octavo.models.loader import load_model, open_model
 
 
 def gguf_logits(path: Path) -> F32:
@@ -39,7 +39,9 @@ def test_every_quantisation(quantisation: str, tmp_path: Path) -> None:
     assert np.abs(gguf_logits(path) - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["llama3", "llama_linear_rope", "smollm2", "mistral", "qwen2", "qwen3", "llama_bias"])
+@pytest.mark.parametrize(
+    "family", ["llama3", "llama_linear_rope", "smollm2", "mistral", "qwen2", "qwen3", "llama_bias"]
+)
 def test_every_architecture(family: str, tmp_path: Path) -> None:
     """Rows of q and k are interleaved in files of llama and mistral, and in no others; biases go with their rows."""
     path = tmp_path / "tiny.gguf"

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.models.running import batch_of, logits_of, new_pool
+from tests.models.tiny_models import FAMILIES, make_tiny_model
 
 from octavo.kernels.ops import F32, Ops
 from octavo.kernels.reference import ReferenceOps
 from octavo.models.loader import load_model, open_model
-from tests.models.running import batch_of, logits_of, new_pool
-from tests.models.tiny_models import FAMILIES, make_tiny_model
 
 TOLERANCE = 1e-3
 TOKEN_IDS = [int(token) for token in np.random.default_rng(5).integers(3, 330, 75)]

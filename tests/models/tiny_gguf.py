@@ -1,6 +1,7 @@
 """Tiny GGUF files of every quantisation, with the float32 weights that they stand for.
 
-The weights are those of `tiny_models`, quantised; K-quants, which the gguf package can read but not make, get random blocks.
+The weights are those of `tiny_models`, quantised; K-quants, which the gguf package reads and cannot make, get random
+blocks.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import quants
-
 from tests.models.tiny_models import CHAT_TEMPLATE, F32, tiny_config, tiny_tokenizer, tiny_weights
 
 QUANTISATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 # Rows of a K-quant have a multiple of 256 numbers.
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 16, "num_key_value_heads": 8}
+WIDE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+}
 
 _GLOBAL_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _LAYER_NAMES = {
@@ -49,7 +55,7 @@ def gguf_name(name: str) -> str:
 def make_tiny_gguf(
     path: Path, family: str = "llama2", quantisation: str = "F32", *, seed: int = 0, version: int = 3, **overrides: Any
 ) -> dict[str, F32]:
-    """Write a GGUF file, and return its weights, dequantised, under their Hugging Face names and in their order of rows."""
+    """Write a GGUF file; return its weights, dequantised, under their Hugging Face names, rows in Hugging Face's order."""
     config = tiny_config(family, **{**WIDE, **overrides})
     architecture = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
@@ -65,7 +71,8 @@ def make_tiny_gguf(
             meaning[name] = values
             continue
         kind = gguf.GGMLQuantizationType[quantisation]
-        raw = _random_blocks(rng, values.shape, quantisation) if quantisation.endswith("_K") else _quantise(stored, kind)
+        is_random = quantisation.endswith("_K")
+        raw = _random_blocks(rng, values.shape, quantisation) if is_random else quants.quantize(stored, kind)
         writer.add_tensor(gguf_name(name), raw, raw_dtype=kind)
         values = quants.dequantize(raw, kind)
         meaning[name] = _separate(values, heads) if heads else values
@@ -80,11 +87,6 @@ def make_tiny_gguf(
         raw_file[4:8] = version.to_bytes(4, "little")
         path.write_bytes(raw_file)
     return meaning
-
-
-def _quantise(values: F32, kind: gguf.GGMLQuantizationType) -> npt.NDArray[Any]:
-    stored: npt.NDArray[Any] = quants.quantize(values, kind)
-    return stored
 
 
 def _random_blocks(rng: np.random.Generator, shape: tuple[int, ...], quantisation: str) -> npt.NDArray[np.uint8]:

@@ -6,6 +6,7 @@ It knows no file format and no tensor: `config_json` and `config_gguf` read it, 
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError, ModelError
@@ -42,8 +43,8 @@ class RopeConfig:
     def __post_init__(self) -> None:
         if self.kind not in SUPPORTED_ROPE_KINDS:
             raise ModelError(
-                f"rope type {self.kind!r} is not supported yet; supported are {', '.join(SUPPORTED_ROPE_KINDS)}: "
-                "choose a model (or a revision of it) with one of these"
+                f"rope type {reprlib.repr(self.kind)} is not supported yet; supported are "
+                f"{', '.join(SUPPORTED_ROPE_KINDS)}: choose a model (or a revision of it) with one of these"
             )
         _check_number("rope theta", self.theta)
         _check_number("rope scaling factor", self.factor)
@@ -138,7 +139,9 @@ def refuse_architecture(name: str) -> ModelError:
         why = "is not supported: it is a mixture of experts"
     else:
         why = "is not supported"
-    return ModelError(f"architecture {name!r} {why}; supported are {supported}: choose a model of one of these")
+    return ModelError(
+        f"architecture {reprlib.repr(name)} {why}; supported are {supported}: choose a model of one of these"
+    )
 
 
 def _check_number(name: str, value: float) -> None:

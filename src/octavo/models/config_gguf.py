@@ -5,6 +5,7 @@ Where metadata is silent (biases, tied heads, q and k norms), the tensors that t
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,13 +63,15 @@ class _Keys:
         value = self.get(key, default)
         if type(value) is not int:
             what = "one number for all layers" if isinstance(value, np.ndarray | list) else "a whole number"
-            raise ModelError(f"GGUF metadata {self._architecture}.{key} is {value!r}; only {what} is supported")
+            raise ModelError(
+                f"GGUF metadata {self._architecture}.{key} is {reprlib.repr(value)}; only {what} is supported"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if type(value) not in (int, float):
-            raise ModelError(f"GGUF metadata {self._architecture}.{key} is {value!r}; it must be a number")
+            raise ModelError(f"GGUF metadata {self._architecture}.{key} is {reprlib.repr(value)}; it must be a number")
         return float(value)
 
     def get(self, key: str, default: object = None) -> Any:
@@ -117,10 +120,12 @@ def _vocab_size(keys: _Keys, tensor_shapes: Mapping[str, tuple[int, ...]]) -> in
 def _rope(keys: _Keys) -> RopeConfig:
     theta = keys.number("rope.freq_base", 10000.0)
     kind = keys.get("rope.scaling.type", "none")
+    if not isinstance(kind, str):
+        raise ModelError(f"GGUF metadata rope.scaling.type is {reprlib.repr(kind)}; it must be text")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     if kind == "none" and "rope.scaling.type" in keys:
         return RopeConfig(theta)
     if kind in ("none", "linear"):
         # The oldest files give scale_linear and no type.
         return RopeConfig(theta, "linear", factor=factor) if factor not in (0.0, 1.0) else RopeConfig(theta)
-    return RopeConfig(theta, str(kind))
+    return RopeConfig(theta, kind)

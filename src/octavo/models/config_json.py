@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,13 +45,13 @@ class _Fields:
     def integer(self, name: str, default: object = _MISSING) -> int:
         value = self._get(name, default)
         if type(value) is not int:
-            raise ModelError(f"config.json: {name} is {value!r}; it must be a whole number")
+            raise ModelError(f"config.json: {name} is {reprlib.repr(value)}; it must be a whole number")
         return value
 
     def number(self, name: str, default: object = _MISSING) -> float:
         value = self._get(name, default)
         if type(value) not in (int, float):
-            raise ModelError(f"config.json: {name} is {value!r}; it must be a number")
+            raise ModelError(f"config.json: {name} is {reprlib.repr(value)}; it must be a number")
         try:
             return float(value)
         except OverflowError:
@@ -59,7 +60,7 @@ class _Fields:
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._get(name, default)
         if type(value) is not bool:
-            raise ModelError(f"config.json: {name} is {value!r}; it must be true or false")
+            raise ModelError(f"config.json: {name} is {reprlib.repr(value)}; it must be true or false")
         return value
 
     def _get(self, name: str, default: object) -> Any:
@@ -109,7 +110,7 @@ def _architecture(data: Mapping[str, Any]) -> str:
             raise ModelError("config.json names neither 'architectures' nor 'model_type'; it is not a model's config")
         named = [_BY_MODEL_TYPE.get(model_type, model_type)]
     if not (isinstance(named, list) and len(named) == 1 and isinstance(named[0], str)):
-        raise ModelError(f"config.json: architectures is {named!r}; it must be a list of one name")
+        raise ModelError(f"config.json: architectures is {reprlib.repr(named)}; it must be a list of one name")
     if named[0] not in _FAMILIES:
         raise refuse_architecture(named[0])
     return named[0]
@@ -126,11 +127,12 @@ def _refuse_what_is_missing(data: Mapping[str, Any]) -> None:
     for name in _EXPERT_FIELDS:
         if data.get(name):
             raise ModelError(
-                f"config.json: {name} is {data[name]!r}: mixtures of experts are not supported; choose a dense model"
+                f"config.json: {name} is {reprlib.repr(data[name])}: mixtures of experts are not supported; "
+                "choose a dense model"
             )
     activation = data.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ModelError(f"config.json: hidden_act {activation!r} is not supported; the only one is 'silu'")
+        raise ModelError(f"config.json: hidden_act {reprlib.repr(activation)} is not supported; the only one is 'silu'")
 
 
 def _num_kv_heads(data: Mapping[str, Any], family: _Family, num_heads: int) -> int:
@@ -170,7 +172,7 @@ def _rope(data: Mapping[str, Any], max_positions: int) -> RopeConfig:
     """Three spellings: rope_theta + rope_scaling {"rope_type"} or {"type"}, and rope_parameters with all in one."""
     scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
-        raise ModelError(f"config.json: rope_scaling is {scaling!r}; it must be an object or null")
+        raise ModelError(f"config.json: rope_scaling is {reprlib.repr(scaling)}; it must be an object or null")
     fields = _Fields({"rope_theta": data.get("rope_theta"), **scaling})
     partial = _Fields({"partial_rotary_factor": data.get("partial_rotary_factor"), **scaling})
     if partial.number("partial_rotary_factor", 1.0) != 1.0:
@@ -188,4 +190,4 @@ def _rope(data: Mapping[str, Any], max_positions: int) -> RopeConfig:
             high_freq_factor=fields.number("high_freq_factor"),
             original_max_positions=fields.integer("original_max_position_embeddings", max_positions),
         )
-    return RopeConfig(theta, str(kind))
+    return RopeConfig(theta, kind if isinstance(kind, str) else type(kind).__name__)

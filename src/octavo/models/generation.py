@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,7 @@ def _token_ids(value: object, name: str, vocab_size: int) -> tuple[int, ...]:
     ids: list[Any] = value if isinstance(value, list) else [value]
     for item in ids:
         if type(item) is not int:
-            raise ModelError(f"{name} is {value!r}; it must be a token id or a list of them")
+            raise ModelError(f"{name} is {reprlib.repr(value)}; it must be a token id or a list of them")
     return tuple(dict.fromkeys(item for item in ids if 0 <= item < vocab_size))
 
 
@@ -76,7 +77,7 @@ def _sampling(said: Mapping[str, Any], path: Path) -> dict[str, float]:
     found = {name: said[name] for name in _SAMPLING_FIELDS if said.get(name) is not None}
     for name, value in found.items():
         if type(value) is not int and (name == "top_k" or type(value) is not float):
-            raise ModelError(f"{path}: {name} is {value!r}; it must be a number")
+            raise ModelError(f"{path}: {name} is {reprlib.repr(value)}; it must be a number")
     try:
         SamplingParams(**found)
     except InvalidRequestError as error:

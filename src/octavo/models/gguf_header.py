@@ -47,7 +47,7 @@ _MAX_DIMENSIONS = 4
 _MAX_NUMBERS = 1 << 40  # of one tensor
 _MAX_NAME_BYTES = 1 << 10
 _MAX_STRING_BYTES = 64 << 20  # of all metadata strings together
-_MAX_STRINGS = 2 << 20  # of all arrays together
+_MAX_ELEMENTS = 4 << 20  # of all metadata arrays together
 _MAX_ALIGNMENT = 1 << 16
 
 _STRING, _ARRAY = 8, 9
@@ -102,10 +102,9 @@ def read_header(data: mmap, path: str) -> GgufHeader:
         if key in metadata:
             reader.fail(f"the metadata key {key!r} stands twice")
         metadata[key] = reader.value(key)
-    if metadata.get("split.count", 1) not in (0, 1):
-        reader.fail(
-            f"it is one of {metadata['split.count']} parts, which cannot be read: join them with gguf-split --merge"
-        )
+    num_parts = metadata.get("split.count", 1)
+    if type(num_parts) is int and num_parts > 1:
+        reader.fail(f"it is one of {num_parts} parts, which cannot be read: join them with gguf-split --merge")
     claims = [reader.tensor_claim() for _ in range(num_tensors)]
     return GgufHeader(version, metadata, _place(reader, claims, _alignment(reader, metadata)))
 
@@ -128,7 +127,7 @@ class _Reader:
         self.position = 0
         self.size = len(data)
         self._string_bytes = 0
-        self._strings = 0
+        self._elements = 0
 
     def fail(self, why: str) -> NoReturn:
         raise ModelError(f"{self.path} cannot be used: {why}")
@@ -172,9 +171,7 @@ class _Reader:
         return self.number(_NUMBERS[code])
 
     def strings(self, count: int, key: str) -> list[str]:
-        self.check_count("strings", self._strings + count, _MAX_STRINGS, smallest=0)
         self.need(count * 8)
-        self._strings += count
         data, position, size, unpack = self.data, self.position, self.size, struct.Struct("<Q").unpack_from
         budget = min(size, position + _MAX_STRING_BYTES - self._string_bytes + 8 * count)
         found: list[str] = []
@@ -199,6 +196,8 @@ class _Reader:
 
     def _array(self, key: str) -> Any:
         code, count = self.number("<I"), self.number("<Q")
+        self._elements += count
+        self.check_count("elements of metadata arrays", self._elements, _MAX_ELEMENTS, smallest=0)
         if code == _ARRAY:
             self.fail(f"metadata {key!r} is an array of arrays, which is not supported")
         if code == _STRING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.errors import ModelError
 
-MAX_JSON_BYTES = 32 << 20
+MAX_JSON_BYTES = 16 << 20
 
 
 def read_json(path: Path) -> dict[str, Any]:

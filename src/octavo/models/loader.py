@@ -64,6 +64,13 @@ class ModelSource:
 
 def open_model(path: Path) -> ModelSource:
     """Read the headers of a model directory or a .gguf file. ModelError, in one sentence, for whatever is wrong."""
+    try:
+        return _open(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from error
+
+
+def _open(path: Path) -> ModelSource:
     if path.is_dir():
         return _open_directory(path)
     if not path.exists():

@@ -23,7 +23,8 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, divisors: F32 | None 
     `divisors` [rotary_dim / 2] is what GGUF files carry as rope_freqs.weight (the scaling of Llama 3, precomputed).
     """
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    frequencies: F32 = np.float32(1.0) / np.power(np.float32(rope.theta), exponents)
+    powers = np.power(rope.theta, exponents.astype(np.float64)).astype(np.float32)  # as torch rounds them
+    frequencies: F32 = np.float32(1.0) / powers
     if rope.kind == "linear":
         frequencies = frequencies / np.float32(rope.factor)
     elif rope.kind == "llama3":

@@ -7,6 +7,7 @@ is compared with the file. Format: https://huggingface.co/docs/safetensors
 from __future__ import annotations
 
 import mmap
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ SINGLE_NAME = "model.safetensors"
 
 _DTYPES = {"F32": ("f32", 4), "F16": ("f16", 2), "BF16": ("bf16", 2)}
 _MAX_SHARDS = 4096
+_MAX_NAME_BYTES = 255  # of a file, where it is opened
 _MAX_DIMENSIONS = 8
 _PIECE_NUMBERS = 1 << 18  # numbers converted at a time
 
@@ -89,8 +91,8 @@ def _weight_map(directory: Path) -> dict[str, str]:
     for name, file_name in weight_map.items():
         if not isinstance(file_name, str) or not _is_plain(file_name):
             raise ModelError(
-                f"{path}: tensor {name!r} is said to be in {file_name!r}; a shard must be the plain name of a "
-                ".safetensors file beside the index"
+                f"{path}: tensor {name!r} is said to be in {reprlib.repr(file_name)}; a shard must be the plain name "
+                "of a .safetensors file beside the index"
             )
     shards = set(weight_map.values())
     if len(shards) > _MAX_SHARDS:
@@ -105,7 +107,8 @@ def _weight_map(directory: Path) -> dict[str, str]:
 
 
 def _is_plain(file_name: str) -> bool:
-    return file_name.endswith(".safetensors") and not file_name.startswith(".") and not set(file_name) & set("/\\\0:")
+    is_safe = file_name.isprintable() and not set(file_name) & set("/\\:") and not file_name.startswith(".")
+    return is_safe and file_name.endswith(".safetensors") and len(file_name.encode()) <= _MAX_NAME_BYTES
 
 
 class _Shard:
@@ -142,13 +145,13 @@ class _Shard:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise ModelError(
-                f"{self._path}: tensor {name!r} is stored as {dtype!r}, which is not supported; supported are "
-                f"{', '.join(_DTYPES)}: choose a model with one of these"
+                f"{self._path}: tensor {name!r} is stored as {reprlib.repr(dtype)}, which is not supported; supported "
+                f"are {', '.join(_DTYPES)}: choose a model with one of these"
             )
         if not (_are_sizes(shape) and len(shape) <= _MAX_DIMENSIONS):
-            self._fail(f"tensor {name!r} has the impossible shape {shape!r}")
+            self._fail(f"tensor {name!r} has the impossible shape {reprlib.repr(shape)}")
         if not (_are_sizes(offsets) and len(offsets) == 2 and offsets[0] <= offsets[1] <= data_bytes):
-            self._fail(f"tensor {name!r} lies at {offsets!r}, and the file has {data_bytes} bytes of data")
+            self._fail(f"tensor {name!r} lies at {reprlib.repr(offsets)}, and the file has {data_bytes} bytes of data")
         own_name, item_bytes = _DTYPES[dtype]
         num_bytes = item_bytes
         for size in shape:

@@ -50,7 +50,9 @@ def tensors_digest(file: TensorFile) -> hashlib._Hash:
     digest = hashlib.sha256()
     for name in sorted(file.tensors):
         header = file.tensors[name]
-        digest.update(f"{len(name)}:{name} {header.dtype} {header.shape} {header.num_bytes}\n".encode())
+        digest.update(
+            f"{len(name)}:{name} {header.dtype} {header.shape} {header.num_bytes}\n".encode("utf-8", "surrogatepass")
+        )
         raw = file.raw(name)
         if len(raw) <= _SAMPLES_PER_TENSOR * _SAMPLE_BYTES:
             digest.update(raw.data)
