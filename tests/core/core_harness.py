@@ -286,7 +286,8 @@ class Harness:
         assert set(idle) <= indexed, "an idle block can never be hit"
         assert sum(len(node.block_ids) for node in nodes) == len(indexed), "a block is indexed twice"
         above = {n.block_ids: n.parent.block_ids if n.parent is not None else () for n in nodes}
-        assert self.resident == {n.block_ids: (above[n.block_ids], n.key) for n in nodes}, "the events tell another cache"
+        told = {node.block_ids: (above[node.block_ids], node.key) for node in nodes}
+        assert self.resident == told, "the events tell another cache"
         place = {block: index for index, block in enumerate(idle)}
         for node in nodes:
             for one, parent in zip(node.block_ids, above[node.block_ids], strict=False):
@@ -314,7 +315,8 @@ def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
     for _ in range(num_actions):
         action = rng.random()
         if action < 0.4:
-            prompt = rng.choice(shared)[: rng.randrange(25)] + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 6))]
+            tail = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 6))]
+            prompt = rng.choice(shared)[: rng.randrange(25)] + tail
             namespace, priority = rng.choice(["", "", "", "other"]), rng.choice([0, 0, 0, -1, 1])
             harness.add(prompt, rng.randrange(1, 12), namespace=namespace, priority=priority)
         elif action < 0.45 and harness.unfinished:
@@ -327,3 +329,17 @@ def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
             harness.step()
     harness.executor.fail_next.clear()
     harness.empty()
+
+
+def squeeze(rng: random.Random, num_groups: int = 1) -> Harness:
+    """Branches and long answers fill a tight pool, then an urgent long prompt comes in small chunks: preemption."""
+    harness = Harness(block_size=2, num_blocks=24, budget=5, seats=4, num_groups=num_groups)
+    for _ in range(3):
+        harness.add([rng.randrange(VOCAB_SIZE) for _ in range(3)], 18, priority=rng.choice([0, 1]))
+    for _ in range(rng.randrange(4, 10)):
+        harness.step()
+    harness.add([rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(12, 20))], 8, priority=-1)
+    for _ in range(2):
+        harness.add([rng.randrange(VOCAB_SIZE) for _ in range(8)], 8)
+    harness.empty()
+    return harness
