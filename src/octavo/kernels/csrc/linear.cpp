@@ -19,6 +19,7 @@ constexpr size_t kPieceBytes = 512 << 10;                // of weights, where th
 constexpr double kPieceMultiplyAdds = 8e6;               // about 40 microseconds
 constexpr int kPiecesPerThread = 8;
 constexpr double kInlineBytes = 64e3, kInlineMultiplyAdds = 4e5;  // less than a wake-up costs
+constexpr double kInlinePacked = 1 << 15;                         // numbers of x, likewise
 
 struct Plan {
   int num_panels, steps, num_chunks, chunk_steps;
@@ -82,9 +83,10 @@ void finish_row(const LinearArgs& args, int row, int panel, F16 sum) {
 
 // One group of panels, one chunk of inputs, all tiles of a block.
 struct Group {
-  int panel, panels, next_panel;
+  int panel, panels;
   int first_tile, num_tiles;
   int first_step, steps;
+  int next_panel, next_step;  // where the group after this one begins
   bool last;
   float* sums;
 };
@@ -94,7 +96,7 @@ void run_group(const Work& work, const Group& group) {
   const uint8_t* weights = static_cast<const uint8_t*>(work.args.weights->weights);
   const uint8_t* x = static_cast<const uint8_t*>(work.args.scratch);
   const size_t offset = static_cast<size_t>(group.first_step) * kStepBytes;
-  const uint8_t* next = weights + plan.panel_bytes * group.next_panel + offset;
+  const uint8_t* next = weights + plan.panel_bytes * group.next_panel + static_cast<size_t>(group.next_step) * kStepBytes;
   const size_t next_bytes = static_cast<size_t>(group.steps) * kStepBytes * group.panels;
   float* sums = group.sums;
   for (int i = 0; i < group.num_tiles; i++) {
@@ -131,7 +133,9 @@ void linear_piece(void* context, int index, int) {
     for (group.panel = first; group.panel < last; group.panel += group.panels) {
       group.panels = work.tile_panels;
       while (group.panels > last - group.panel) group.panels /= 2;
-      group.next_panel = group.panel + group.panels < last ? group.panel + group.panels : after;
+      const bool ends_chunk = group.panel + group.panels == last;
+      group.next_panel = !ends_chunk ? group.panel + group.panels : group.last ? after : first;
+      group.next_step = !ends_chunk ? group.first_step : group.last ? 0 : group.first_step + group.steps;
       run_group(work, group);
       if (plan.num_chunks > 1) {
         for (int i = 0; i < group.num_tiles; i++) group.sums += rows_of(plan, group.first_tile + i) * group.panels * kLanes;
@@ -180,7 +184,7 @@ void linear(ThreadPool& pool, const LinearArgs& args) {
     for (int piece = 0; piece < work.num_pieces; piece++) linear_piece(&work, piece, 0);
     return;
   }
-  if (plan.num_tiles <= 2) {
+  if (static_cast<double>(args.num_rows) * w.num_inputs <= kInlinePacked) {
     for (int tile = 0; tile < plan.num_tiles; tile++) pack_piece(&work, tile, 0);
   } else {
     pool.run(plan.num_tiles, pack_piece, &work);

@@ -54,10 +54,11 @@ static void pack_rows(const float* x, int num_inputs, int rows, int num_units, v
     const float* row = x + static_cast<size_t>(first) * num_inputs;
     const int count = rows - first;
     for (int unit = 0; unit < num_units; unit += 16) {
-      __m512i v[4];
-      for (int r = 0; r < 4; r++)
-        v[r] = r < count ? load_units<Weights>(row + static_cast<size_t>(r) * num_inputs, num_inputs, unit) : _mm512_setzero_si512();
-      store_quads(out + static_cast<size_t>(unit) * rows + first, rows, num_units - unit < 16 ? num_units - unit : 16, v[0], v[1], v[2], v[3]);
+      __m512i v[4] = {};
+      for (int r = 0; r < 4 && r < count; r++)
+        v[r] = load_units<Weights>(row + static_cast<size_t>(r) * num_inputs, num_inputs, unit);
+      const int units = num_units - unit < 16 ? num_units - unit : 16;
+      store_quads(out + static_cast<size_t>(unit) * rows + first, rows, units, v[0], v[1], v[2], v[3]);
     }
   }
 }
