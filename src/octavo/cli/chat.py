@@ -74,7 +74,7 @@ class Chat:
                 continue
             if message in ("/quit", "/exit"):
                 return
-            if message.startswith("/"):
+            if message.startswith("/") and "\n" not in message:
                 click.echo(self._command(message))
             elif message:
                 self._answer(message)
