@@ -15,6 +15,7 @@ from typing import Any
 from octavo.core.engine_core import EngineCore
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
+from octavo.core.status import CoreStatus
 from octavo.engine.commands import Abort, AbortAll, Command, Drain, GetStatus, ResetPrefixCache, Stop, Submit
 from octavo.engine.outputs import GenerationDelta
 from octavo.engine.status import EngineMeter, EngineStatus
@@ -90,9 +91,10 @@ class EngineLoop:
             while self._stop_reason is None:
                 for command in self._take_commands():
                     self._handle(command)
-                if self._core.has_work:
+                self._flush()  # replies do not wait for the step
+                if self._core.has_work and self._stop_reason is None:
                     self._step()
-                self._flush()
+                    self._flush()
             self._close("stopped", self._stop_reason)
         except Exception as error:  # the border of the engine: every open request still gets its answer
             log.exception("the engine failed; it takes no more requests")
@@ -223,16 +225,20 @@ class EngineLoop:
             self._state, self._reason = state, reason
             left = list(self._commands)
             self._commands.clear()
-        self._last_status = self._meter.status(state, reason, self._last_status.core)
         now = self._meter.now()
         for submit in list(self._open.values()):
             self._send(submit, submit.opened.give_up("error" if state == "failed" else "abort", reason), now)
+        self._last_status = self._meter.status(state, reason, self._last_core())
         for command in left:
             reply = getattr(command, "reply", None)
             if reply is not None:
                 self._answer(reply, EngineStoppedError(reason))
         self._answer_drains()
         self._flush()
+
+    def _last_core(self) -> CoreStatus:
+        """The core after its last whole step; after a failure its state is not to be trusted, and the last known stands."""
+        return self._last_status.core if self._state == "failed" else self._core.status()
 
 
 def _call_all(callbacks: list[_Callback]) -> None:
