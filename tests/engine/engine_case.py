@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tokenizers
+
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore

@@ -8,17 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from tests.engine.engine_case import (
-    EOS,
-    FailingExecutor,
-    GatedExecutor,
-    SayingExecutor,
-    checking_executor,
-    new_core,
-    new_engine,
-    tiny_tokenizer,
-    tokens_of,
-)
+
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.config import EngineConfig
@@ -32,6 +22,17 @@ from octavo.errors import (
     InvalidRequestError,
 )
 from octavo.testing.fake_clock import FakeClock
+from tests.engine.engine_case import (
+    EOS,
+    FailingExecutor,
+    GatedExecutor,
+    SayingExecutor,
+    checking_executor,
+    new_core,
+    new_engine,
+    tiny_tokenizer,
+    tokens_of,
+)
 
 PROMPT = tokens_of("A prompt of some length, for a block or two.")
 

@@ -110,14 +110,14 @@ class AsyncEngine:
         """
         loop = asyncio.get_running_loop()
         inbox = Inbox(loop)
-        replies: list[asyncio.Future[None]] = []
+        replies: list[asyncio.Future[None]] = [loop.create_future() for _ in requests]
         generation = Generation(self._loop, inbox, [request.request_id for request in requests])
         admitted = False
         try:
-            for index, request in enumerate(requests):
-                reply: asyncio.Future[None] = loop.create_future()
-                self._post(Submit(self._open(request), inbox, index, reply))
-                replies.append(reply)
+            opened = [self._open(request) for request in requests]
+            self._post(
+                *(Submit(one, inbox, at, reply) for at, (one, reply) in enumerate(zip(opened, replies, strict=True)))
+            )
             results = await asyncio.gather(*replies, return_exceptions=True)
             for result in results:
                 if result is not None:
@@ -212,7 +212,7 @@ class AsyncEngine:
         self._post(command(reply))
         return await reply
 
-    def _post(self, command: Command) -> None:
+    def _post(self, *commands: Command) -> None:
         if not self._started:
             raise EngineStoppedError("the engine has not been started: call start() first")
-        self._loop.post(command)
+        self._loop.post(*commands)

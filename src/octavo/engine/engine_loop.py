@@ -65,12 +65,16 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, command: Command) -> None:
-        """Raises EngineStoppedError when the loop has ended, or no longer takes requests and this is one."""
+    def post(self, *commands: Command) -> None:
+        """All are taken before the same step.
+
+        Raises EngineStoppedError when the loop has ended, or takes no more requests and there is one among them.
+        """
+        is_new = any(isinstance(command, Submit) for command in commands)
         with self._wakeup:
-            if self._state in ("stopped", "failed") or (self._state == "draining" and isinstance(command, Submit)):
+            if self._state in ("stopped", "failed") or (self._state == "draining" and is_new):
                 raise EngineStoppedError(f"the engine takes no requests: {self._reason}")
-            self._commands.append(command)
+            self._commands.extend(commands)
             self._wakeup.notify()
 
     def stop_admitting(self, reason: str) -> None:
@@ -237,7 +241,7 @@ class EngineLoop:
         self._flush()
 
     def _last_core(self) -> CoreStatus:
-        """The core after its last whole step; after a failure its state is not to be trusted, and the last known stands."""
+        """The core after its last whole step; one that failed is not to be asked, so what it last said stands."""
         return self._last_status.core if self._state == "failed" else self._core.status()
 
 
