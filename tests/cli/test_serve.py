@@ -114,6 +114,15 @@ def test_keys_of_flag_and_environment_open_it(tiny_model: Path) -> None:
         end(process, signal.SIGTERM)
 
 
+@pytest.mark.parametrize("flags", [(), ("--access-log",), ("--log-level", "info")], ids=" ".join)
+def test_what_is_logged_is_what_was_asked_for(flags: tuple[str, ...], tiny_model: Path) -> None:
+    with serving(tiny_model, "--served-model-name", "tiny", *flags) as (process, lines):
+        ask(f"{url_of(lines)}/v1/completions", {"model": "tiny", "prompt": "once", "max_tokens": 3, "ignore_eos": True})
+        rest = end(process, signal.SIGTERM)
+    assert ('"POST /v1/completions HTTP/1.1" 200' in rest) == ("--access-log" in flags)
+    assert ("3 output tokens" in rest) == ("--log-level" in flags)
+
+
 def test_what_is_degraded_is_said(tiny_model: Path) -> None:
     with serving(tiny_model, "--kv-cache-memory", "100KiB", "--no-kv-cache") as (process, lines):
         degraded = [line for line in lines if line.startswith("degraded: ")]

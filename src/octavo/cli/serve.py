@@ -99,6 +99,9 @@ def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
 
 
 def say_ready(info: ServedModel, config: ServerConfig, address: str) -> None:
+    """Called when the server has begun to listen."""
+    if config.access_log:  # uvicorn keeps its loggers at warnings; one line a request is asked for here
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     lines = ready_lines(url, info.name, is_chat=info.chat_template is not None, needs_key=bool(config.api_keys))
     click.echo("\n".join(lines), err=True)
