@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
 from tests.core.core_harness import VOCAB_SIZE, Harness, storm
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -102,7 +103,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+TestEngineMachine.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.large

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.core.core_harness import Harness, squeeze, storm
 
 from octavo.core import prefix_match, radix_tree
 from octavo.core.admission import Admission
@@ -20,6 +19,7 @@ from octavo.core.request import Request, RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.core.status import Counters
 from octavo.core.step_draft import StepDraft
+from tests.core.core_harness import Harness, squeeze, storm
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 BUGS: dict[str, Patch] = {}

@@ -232,7 +232,8 @@ class BlockManager:
             node = node.parent
         above = node.block_ids if node is not None else ()
         shared = tuple(twin.block_ids for twin in twins)
-        about = (request.request_id, request.namespace, above, tuple(reversed(added)), shared)
+        before = request.num_committed_blocks - count
+        about = (request.request_id, request.namespace, before, above, tuple(reversed(added)), shared)
         self.tell(events.BlocksCommitted(*about))
 
     def tell(self, event: events.Event) -> None:

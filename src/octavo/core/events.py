@@ -85,12 +85,14 @@ class CommittedBlock:
 class BlocksCommitted:
     """Computed blocks can be hit from now on. They follow each other; the first follows `parent_block_ids`.
 
-    `twins` are blocks whose tokens another request had committed: the request gave its own back and holds the other's.
+    `twins`, which come before them, are blocks whose tokens another request had committed: the request gave its own
+    back and holds the other's.
     """
 
     request_id: str
     namespace: str
-    parent_block_ids: tuple[int, ...]  # empty: the root of the namespace
+    num_blocks_before: int  # token blocks of the request that were committed earlier
+    parent_block_ids: tuple[int, ...]  # of the block that `blocks` follow; empty: the root of the namespace
     blocks: tuple[CommittedBlock, ...]
     twins: tuple[tuple[int, ...], ...]
 
