@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from octavo.core.step import Executor
 from octavo.testing.checking_executor import CheckingExecutor
+from tests.executor.test_model_executor import VOCAB_SIZE, make
 
 
 @dataclass(frozen=True)
@@ -23,4 +24,5 @@ class ExecutorCase:
 EXECUTORS: dict[str, Callable[[], ExecutorCase]] = {
     "checking": lambda: ExecutorCase(CheckingExecutor(4, vocab_size=50), 4, 64, 50),
     "checking, two groups": lambda: ExecutorCase(CheckingExecutor(4, vocab_size=50, num_groups=2), 4, 64, 50, 2),
+    "model": lambda: ExecutorCase(make(32)[0], 16, 32, VOCAB_SIZE),  # a model that sums, on the reference operations
 }

@@ -20,7 +20,7 @@ def case(request: pytest.FixtureRequest) -> ExecutorCase:
 
 
 def text_of(case: ExecutorCase, length: int, first: int = 1) -> list[int]:
-    return [(first + 7 * position) % case.vocab_size for position in range(length)]
+    return [(first + 7 * position) % 12 for position in range(length)]
 
 
 def tables_of(case: ExecutorCase, block_ids: Sequence[int]) -> tuple[array, ...]:
@@ -52,7 +52,8 @@ def whole(case: ExecutorCase, tokens: Sequence[int], block_ids: Sequence[int], r
 
 
 def test_rows_that_sample_get_a_token_and_the_others_none(case: ExecutorCase) -> None:
-    one, two = text_of(case, 5), text_of(case, 7, 2)
+    size = case.block_size
+    one, two = text_of(case, size + 1), text_of(case, 2 * size - 1, 2)
     result = run(
         case,
         row_of(case, one, 0, [0, 1], request_id="one"),
@@ -61,12 +62,12 @@ def test_rows_that_sample_get_a_token_and_the_others_none(case: ExecutorCase) ->
     assert set(result.sampled) == {"one"}
     assert 0 <= result.sampled["one"].token_id < case.vocab_size
     assert result.failed == {}
-    assert result.num_tokens == 12
+    assert result.num_tokens == 3 * size
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 4, 8])
+@pytest.mark.parametrize("chunk", [1, 3, 4, 16, 17])
 def test_chunks_change_nothing(case: ExecutorCase, chunk: int) -> None:
-    tokens = text_of(case, 11)
+    tokens = text_of(case, 2 * case.block_size + 3)
     expected = whole(case, tokens, [0, 1, 2])
     for start in range(0, len(tokens), chunk):
         end = min(start + chunk, len(tokens))
@@ -75,7 +76,7 @@ def test_chunks_change_nothing(case: ExecutorCase, chunk: int) -> None:
 
 
 def test_strangers_in_the_batch_change_nothing(case: ExecutorCase) -> None:
-    tokens = text_of(case, 9)
+    tokens = text_of(case, 2 * case.block_size + 1)
     expected = whole(case, tokens, [0, 1, 2])
     strangers = [row_of(case, text_of(case, 3 + n, n), 0, [6 + 2 * n, 7 + 2 * n], request_id=f"s{n}") for n in range(4)]
     result = run(case, *strangers[:2], row_of(case, tokens, 0, [3, 4, 5]), *strangers[2:])
@@ -85,24 +86,26 @@ def test_strangers_in_the_batch_change_nothing(case: ExecutorCase) -> None:
 
 
 def test_it_does_not_matter_where_the_blocks_lie(case: ExecutorCase) -> None:
-    tokens = text_of(case, 10)
+    tokens = text_of(case, 2 * case.block_size + 2)
     assert whole(case, tokens, [0, 1, 2]) == whole(case, tokens, [9, 3, 7])
 
 
 def test_a_prefix_that_another_request_wrote_is_as_good(case: ExecutorCase) -> None:
-    tokens = text_of(case, 11)
+    size = case.block_size
+    tokens = text_of(case, 2 * size + 3)
     expected = whole(case, tokens, [0, 1, 2])
-    run(case, row_of(case, tokens[:8], 0, [3, 4], request_id="writer"))
-    assert run(case, row_of(case, tokens, 8, [3, 4, 5])).sampled["r"] == expected
+    run(case, row_of(case, tokens[: 2 * size], 0, [3, 4], request_id="writer"))
+    assert run(case, row_of(case, tokens, 2 * size, [3, 4, 5])).sampled["r"] == expected
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3])
 def test_a_copied_part_of_a_block_is_as_good(case: ExecutorCase, num_tokens: int) -> None:
     """Also where the source is written over in the same step: copies run before any row, in their order."""
-    tokens, other = text_of(case, 8), text_of(case, 8, 3)
+    size = case.block_size
+    tokens, other = text_of(case, 2 * size), text_of(case, 2 * size, 3)
     expected, expected_other = whole(case, tokens, [0, 1]), whole(case, other, [2, 3])
     run(case, row_of(case, tokens, 0, [4, 5], request_id="writer"))
-    run(case, row_of(case, other[:5], 0, [6, 7], request_id="second writer"))
+    run(case, row_of(case, other[: size + 1], 0, [6, 7], request_id="second writer"))
 
     def copies(source: int, target: int, count: int) -> tuple[BlockCopy, ...]:
         groups = case.num_groups
@@ -110,8 +113,8 @@ def test_a_copied_part_of_a_block_is_as_good(case: ExecutorCase, num_tokens: int
 
     result = run(
         case,
-        row_of(case, tokens, 4 + num_tokens, [4, 8], request_id="r"),
-        row_of(case, other, 5, [6, 5], request_id="other"),
+        row_of(case, tokens, size + num_tokens, [4, 8], request_id="r"),
+        row_of(case, other, size + 1, [6, 5], request_id="other"),
         copies=(*copies(5, 8, num_tokens), *copies(7, 5, 1)),
     )
     assert result.sampled == {"r": expected, "other": expected_other}
