@@ -40,7 +40,7 @@ def test_a_prompt_comes_from_flag_file_or_standard_input(
     (tmp_path / "prompt.txt").write_text(PROMPT)
     by_flag = command_line("generate", tiny_model, "-p", PROMPT, *GREEDY)
     by_file = command_line("generate", tiny_model, "-f", tmp_path / "prompt.txt", *GREEDY)
-    by_pipe = command_line("generate", tiny_model, *GREEDY, stdin=PROMPT)
+    by_pipe = command_line("generate", tiny_model, *GREEDY, stdin=PROMPT + "\n")
     assert by_flag.out == by_file.out == by_pipe.out
     assert len(by_flag.out) > 1
 
@@ -115,6 +115,10 @@ def test_chat_goes_through_the_template(tiny_model: Path, tmp_path: Path, comman
     ended = command_line(*common, "--chat", "--chat-template", tmp_path / "broken.jinja")
     assert ended.code == 1
     assert "chat template is broken at line 1" in ended.err
+    (tmp_path / "empty.jinja").write_text("\n")
+    ended = command_line(*common, "--chat", "--chat-template", tmp_path / "empty.jinja")
+    assert ended.code == 1
+    assert "empty.jinja is empty" in ended.err
 
 
 def test_what_cannot_be_had_is_one_sentence(tiny_model: Path, tmp_path: Path, command_line: CommandLine) -> None:

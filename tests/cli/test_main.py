@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -160,3 +162,43 @@ def test_missing_kernels_are_named_with_the_cure(
     assert done.stderr.startswith("octavo: the native kernels cannot be loaded")
     assert "pip install ." in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_bytes_that_are_no_text_are_one_sentence(command: str, tiny_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8", "-m", "octavo.cli.main", command, str(tiny_model), "--kv-cache-memory", "8MiB"],
+        input=b"\xff\xfe\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(b"octavo: standard input is not UTF-8 text")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_terminal_without_the_characters_still_gets_an_answer(tiny_model: Path) -> None:
+    flags = [
+        "-p",
+        "x",
+        "--logit-bias",
+        "200:100",
+        "--max-tokens",
+        "4",
+        "--kv-cache-memory",
+        "8MiB",
+        "--temperature",
+        "0",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo.cli.main", "generate", str(tiny_model), *flags],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert b"?" in done.stdout

@@ -36,10 +36,9 @@ def boot_lines(opened: OpenModel) -> list[str]:
 
 def ready_lines(url: str, model_name: str, *, is_chat: bool, needs_key: bool) -> list[str]:
     """The last lines before the first request."""
-    return [
-        f"ready: {url}/v1 serves {model_name}; try",
-        curl_line(url, model_name, is_chat=is_chat, needs_key=needs_key),
-    ]
+    key = ", with one of the keys for KEY" if needs_key else ""
+    curl = curl_line(url, model_name, is_chat=is_chat, needs_key=needs_key)
+    return [f"ready: {url}/v1 serves {model_name}; try{key}", curl]
 
 
 def curl_line(url: str, model_name: str, *, is_chat: bool, needs_key: bool) -> str:
@@ -50,7 +49,7 @@ def curl_line(url: str, model_name: str, *, is_chat: bool, needs_key: bool) -> s
     else:
         body["prompt"] = TRIED_MESSAGE
     body["max_tokens"] = TRIED_TOKENS
-    key = " -H 'Authorization: Bearer '$OCTAVO_API_KEY" if needs_key else ""
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     path = "chat/completions" if is_chat else "completions"
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
     return f"  curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d {data}"

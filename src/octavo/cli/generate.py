@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -30,7 +30,7 @@ DEFAULT_MAX_TOKENS = 256
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A file whose whole text is a prompt; may be repeated.",
+    help="A file whose text is a prompt; may be repeated.",
 )
 @click.option(
     "--chat", "as_chat", is_flag=True, help="Ask each prompt as a chat message, through the model's chat template."
@@ -80,20 +80,29 @@ def generate(
 
 
 def read_prompts(prompts: Sequence[str], files: Sequence[Path]) -> list[str]:
-    """Those of -p, then those of -f, else the one on standard input. Raises UsageError where there is none."""
+    """Those of -p, then those of -f, else the one on standard input, each without a last line end.
+
+    Raises UsageError where there is none, or no text.
+    """
     found = [*prompts]
     for path in files:
-        try:
-            found.append(path.read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise click.UsageError(f"{path} is not UTF-8 text: {error}") from error
+        with path.open(encoding="utf-8") as file:
+            found.append(read_text(file, str(path)))
     if not found:
         if sys.stdin.isatty():
             raise click.UsageError("there is no prompt: give -p TEXT, -f FILE or text on standard input")
-        found.append(sys.stdin.read())
+        found.append(read_text(sys.stdin, "standard input"))
     if not all(found):
         raise click.UsageError("a prompt is empty: give -p TEXT, -f FILE or text on standard input")
     return found
+
+
+def read_text(file: TextIO, name: str) -> str:
+    """All of a file but a line end at its end, which editors and `echo` put there."""
+    try:
+        return file.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{name} is not UTF-8 text: {error}") from error
 
 
 def show_answers(texts: Sequence[str], answers: Sequence[Answer]) -> None:

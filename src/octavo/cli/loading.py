@@ -111,8 +111,13 @@ def load_checked(reference: str, flags: ModelFlags) -> OpenModel:
 
 
 def read_template(path: Path | None) -> str | None:
-    """The text of a user's own template. Raises ConfigError when it is no text."""
+    """The text of a user's own template. Raises ConfigError when there is none in it."""
+    if path is None:
+        return None
     try:
-        return None if path is None else path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"--chat-template {path} is not UTF-8 text ({error}); give a Jinja file") from error
+    if not source.strip():
+        raise ConfigError(f"--chat-template {path} is empty; give a Jinja file, or leave the flag out")
+    return source

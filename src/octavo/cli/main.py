@@ -6,6 +6,7 @@ It does not know what the commands do; they load what they need when they run, s
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -94,6 +95,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows another one
     sys.exit(run(sys.argv[1:]))
 
 

@@ -11,6 +11,8 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 
+from octavo.errors import InvalidRequestError
+
 BLOCK_QUOTES = '"""'
 FIRST_PROMPT, NEXT_PROMPT = "> ", ". "
 ReadLine = Callable[[str], str]  # prompt -> line without its end; EOFError when there is no more
@@ -63,7 +65,10 @@ def _read_block(first: str, read_line: ReadLine) -> str:
 
 
 def _read_piped_line(_: str) -> str:
-    line = sys.stdin.readline()
+    try:
+        line = sys.stdin.readline()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"standard input is not UTF-8 text ({error}); send text") from error
     if not line:
         raise EOFError
     return line.removesuffix("\n")
