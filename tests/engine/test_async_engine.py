@@ -269,12 +269,15 @@ def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(tokenizer: Tokeniz
 
 
 def test_closing_the_iterator_aborts(tokenizer: Tokenizer) -> None:
-    engine = new_engine(tokenizer)
+    executor = GatedExecutor(checking_executor())
+    engine = new_engine(tokenizer, executor)
 
     async def work() -> None:
         stream = engine.generate(PROMPT, SamplingParams(max_tokens=200), request_id="a")
+        executor.let(1)
         await anext(stream)
         await stream.aclose()
+        executor.let(1)
         status = await engine.status()
         assert (status.core.running, status.core.used_blocks) == (0, 0)
         assert dict(status.finished)["abort"] == 1

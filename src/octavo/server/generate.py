@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.outputs import GenerationRequest
+from octavo.errors import InvalidRequestError
 from octavo.server.answer import AnswerFormat, AnswerLabel, event_stream, whole_answer
 from octavo.server.api_error import invalid
 from octavo.server.chat_format import ChatFormat
@@ -30,6 +31,7 @@ class _Job:
     params: SamplingParams
     answer: AnswerFormat
     include_usage: bool
+    params_as_sent: dict[str, str]  # fields that the client knows by another name
 
 
 async def completions(context: ServerContext, call: Call) -> Reply:
@@ -61,7 +63,7 @@ async def completions(context: ServerContext, call: Call) -> Reply:
         logprobs=fields.logprobs is not None,
         include_usage=include_usage,
     )
-    job = _Job(answer_id, [prompt.token_ids for prompt in prompts], params, answer, include_usage)
+    job = _Job(answer_id, [prompt.token_ids for prompt in prompts], params, answer, include_usage, {})
     return await _run(context, call, common, job)
 
 
@@ -83,7 +85,8 @@ async def chat_completions(context: ServerContext, call: Call) -> Reply:
         logprobs=logprobs is not None,
         include_usage=include_usage,
     )
-    return await _run(context, call, common, _Job(answer_id, [prompt], params, answer, include_usage))
+    as_sent = {"prompt": "messages", "max_tokens": limit.param or "messages"}
+    return await _run(context, call, common, _Job(answer_id, [prompt], params, answer, include_usage, as_sent))
 
 
 async def _run(context: ServerContext, call: Call, common: CommonFields, job: _Job) -> Reply:
@@ -100,7 +103,10 @@ async def _run(context: ServerContext, call: Call, common: CommonFields, job: _J
         for index, prompt in enumerate(job.prompts)
     ]
     label = AnswerLabel(call.request_id, common.user or common.safety_identifier)
-    generation = await context.engine.submit(requests)
+    try:
+        generation = await context.engine.submit(requests)
+    except InvalidRequestError as error:  # it names the engine's word for the field; the client gets its own
+        raise type(error)(str(error), param=job.params_as_sent.get(error.param or "", error.param)) from error
     if stream:
         events = event_stream(generation, len(requests), job.answer, label, include_usage=job.include_usage)
         return EventReply(events, generation.close)
