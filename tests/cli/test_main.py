@@ -184,7 +184,7 @@ def test_a_terminal_without_the_characters_still_gets_an_answer(tiny_model: Path
         "-p",
         "x",
         "--logit-bias",
-        "200:100",
+        "150:100",
         "--max-tokens",
         "4",
         "--kv-cache-memory",
@@ -195,10 +195,9 @@ def test_a_terminal_without_the_characters_still_gets_an_answer(tiny_model: Path
     done = subprocess.run(
         [sys.executable, "-m", "octavo.cli.main", "generate", str(tiny_model), *flags],
         capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
         check=False,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.isascii()
-    assert b"?" in done.stdout
+    assert done.stdout == b"????\n"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import CommandLine
 
 from octavo.cli import environment
 from octavo.cli.progress import progress_bar
 from octavo.errors import DownloadError
 from octavo.models import hub
 from octavo.models.aliases import ALIASES, SMOLLM2
+from tests.cli.conftest import CommandLine
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_verify_finds_a_damaged_file_and_says_what_to_do(
     ended = command_line("models", "--verify")
     assert ended.code == 0
     assert "verified" in ended.out
-    assert "damaged" not in ended.out
+    assert "is damaged" not in ended.out
 
 
 def test_pull_prints_where_the_model_is(
