@@ -15,6 +15,8 @@ from octavo.core.prefix_waits import PrefixWaits
 from octavo.core.request import Request
 from octavo.core.waiting_queue import WaitingQueue
 
+LOOKS_AT_ONCE = 64  # requests that a look at the queue may send to wait for a prefix; the next step goes on
+
 
 class Admission:
     """Invariant: a waiting request is either in the queue or waits for a prefix."""
@@ -54,7 +56,10 @@ class Admission:
 
     def next(self, running: Sequence[Request]) -> tuple[Request, PrefixMatch] | None:
         """Take the head out of the queue if it can start beside `running`, with what the cache has of it."""
-        while (request := self._queue.first()) is not None and not self._is_blocked(request, running):
+        for _ in range(LOOKS_AT_ONCE):
+            request = self._queue.first()
+            if request is None or self._is_blocked(request, running):
+                return None
             match = self._blocks.find_prefix(request)
             if self._must_wait(request, match):
                 self._queue.pop()
