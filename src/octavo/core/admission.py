@@ -27,9 +27,9 @@ class Admission:
         self._blocks = blocks
         self._queue = WaitingQueue()
         self._waits = PrefixWaits(blocks.block_size)
-        # The head that found no room, and the available blocks and running requests of that time: no second look before
-        # there are more of the ones or fewer of the others.
-        self._blocked: tuple[Request, int, int] | None = None
+        # The head that found no room (its order), and the available blocks and running requests of that time: no second
+        # look before there are more of the ones or fewer of the others.
+        self._blocked: tuple[tuple[int, int], int, int] | None = None
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -65,7 +65,7 @@ class Admission:
                 self._queue.pop()
                 continue
             if not self._has_room(request, match, running):
-                self._blocked = (request, self._blocks.pool.num_available, len(running))
+                self._blocked = (request.order, self._blocks.pool.num_available, len(running))
                 return None
             self._queue.pop()
             return request, match
@@ -73,7 +73,7 @@ class Admission:
 
     def _is_blocked(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether it found no room before, and nothing has been given back since. Alone it always has room."""
-        if self._blocked is None or self._blocked[0] is not request or not running:
+        if self._blocked is None or self._blocked[0] != request.order or not running:
             return False
         return self._blocks.pool.num_available <= self._blocked[1] and len(running) >= self._blocked[2]
 
