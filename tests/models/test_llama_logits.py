@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.models.running import batch_of, logits_of, new_pool
-from tests.models.tiny_models import FAMILIES, make_tiny_model
 
 from octavo.kernels.ops import F32, Ops
 from octavo.kernels.reference import ReferenceOps
 from octavo.models.loader import load_model, open_model
+from tests.models.running import batch_of, logits_of, new_pool
+from tests.models.tiny_models import FAMILIES, make_tiny_model
 
 TOLERANCE = 1e-3
 TOKEN_IDS = [int(token) for token in np.random.default_rng(5).integers(3, 330, 75)]
@@ -129,17 +129,3 @@ def test_bf16_weights_and_cache_stay_near(ops: Ops, tmp_path: Path) -> None:
     rounded = logits_of(load_model(source, ops, "bf16"), TOKEN_IDS, kv_format="bf16")
     error = np.abs(rounded - exact).max()
     assert 1e-4 < error < 0.15
-
-
-def test_smollm2_equals_transformers(smollm2_path: Path, ops: Ops) -> None:
-    import transformers
-
-    config = transformers.GgufConfig(dequantize=True)
-    token_ids = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 2, 198]
-    expected = transformers_logits(
-        smollm2_path.parent, token_ids, gguf_file=smollm2_path.name, quantization_config=config
-    )
-    model = load_model(open_model(smollm2_path), ops, "f32")
-    found = logits_of(model, token_ids, (5, 8))
-    assert np.abs(found - expected).max() < TOLERANCE
-    assert (found.argmax(1) == expected.argmax(1)).all()
