@@ -2,7 +2,7 @@
 
 One process serves on a socket, another reads, as in life:
 
-    python benchmarks/micro/server.py [--streams 32] [--tokens 256] [--step-ms 5]
+    PYTHONPATH=. python benchmarks/micro/server.py [--streams 32] [--tokens 256] [--step-ms 5]
 
 prints one JSON line per layer: the core alone, the asynchronous engine, and HTTP with server-sent events. Without
 --step-ms the steps take no time: the engine's thread then outruns the readers, who get many tokens in one event. With
@@ -16,14 +16,11 @@ import asyncio
 import json
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "src")]
 
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -47,7 +44,9 @@ class NullExecutor:
         if self._step_s:
             time.sleep(self._step_s)
         token = SampledToken(ord("x") - 32)
-        return StepResult({row.request_id: token for row in plan.rows if row.sample is not None}, num_tokens=plan.num_tokens)
+        return StepResult(
+            {row.request_id: token for row in plan.rows if row.sample is not None}, num_tokens=plan.num_tokens
+        )
 
 
 def measure_core(streams: int, tokens: int, step_s: float) -> float:
@@ -99,7 +98,7 @@ def served(step_s: float, directory: Path) -> Iterator[str]:
 
 
 async def read_stream(host: str, port: int, tokens: int, index: int) -> tuple[int, float]:
-    """A client that costs little itself: it counts events and does not read them. Returns events, seconds to the first."""
+    """A client that costs little: it counts events and does not read them. Returns events, seconds to the first."""
     body = json.dumps({"prompt": [index % 90] * 32, "max_tokens": tokens, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection(host, port)
@@ -146,7 +145,11 @@ def main() -> None:
         http = measure_http(given.streams, given.tokens, step_s, path)
     print(json.dumps({"layer": "core", "tokens_per_s": round(total / core), **common}))
     print(json.dumps({"layer": "async engine", "tokens_per_s": round(total / engine), **common}))
-    rate = {"tokens_per_s": round(total / http["seconds"]), "events": http["events"], "first_s": round(http["first_s"], 4)}
+    rate = {
+        "tokens_per_s": round(total / http["seconds"]),
+        "events": http["events"],
+        "first_s": round(http["first_s"], 4),
+    }
     print(json.dumps({"layer": "http", **rate, **common}))
 
 
