@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, Ops
 from octavo.kernels.reference import ReferenceOps
 from octavo.models.loader import load_model, open_model
@@ -102,6 +103,17 @@ def test_rows_of_several_sequences_in_one_step(ops: Ops, tmp_path: Path) -> None
     alone = [logits_of(model, text) for text in texts]
     expected = np.stack([alone[2][32], alone[0][0], alone[0][19], alone[1][0], alone[2][15]])
     assert np.abs(found - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_bits_do_not_depend_on_chunks_or_rows(family: str, dtype: str, tmp_path: Path) -> None:
+    """Law 1 at the model: whole, chunked, and with fewer rows that become logits, bitwise the same."""
+    model = load_model(open_model(make_tiny_model(tmp_path, family)), NativeOps(2), dtype)
+    whole = logits_of(model, TOKEN_IDS, kv_format=dtype)
+    for chunks in [(1,) * 74, (7, 16, 31), (64,)]:
+        assert np.array_equal(logits_of(model, TOKEN_IDS, chunks, dtype), whole)
+        assert np.array_equal(logits_of(model, TOKEN_IDS, chunks, dtype, every=False), whole[-1:])
 
 
 def test_no_logits_still_writes_the_cache(ops: Ops, tmp_path: Path) -> None:

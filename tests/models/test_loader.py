@@ -59,6 +59,17 @@ def test_a_directory_with_one_gguf_file(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
+def test_a_config_beside_a_gguf_file(tmp_path: Path) -> None:
+    make_tiny_gguf(tmp_path / "a.gguf", "qwen2", "Q8_0")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    assert open_model(tmp_path).path == tmp_path / "a.gguf"
+
+
+def test_a_single_file_goes_before_an_index(directory: Path) -> None:
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"x": "gone.safetensors"}}')
+    assert open_model(directory).config.num_layers == 3
+
+
 @pytest.mark.parametrize("ending", ["bin", "pt", "pth", "ckpt"])
 def test_pickles_are_refused(ending: str, directory: Path) -> None:
     pickle = directory / f"pytorch_model.{ending}"
@@ -76,6 +87,13 @@ def test_a_lone_weight_file(directory: Path) -> None:
 def test_no_weights(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="has no weights"):
+        open_model(directory)
+
+
+def test_an_unknown_architecture_is_told_before_missing_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    rewrite(directory, "config.json", architectures=["MambaForCausalLM"])
+    with pytest.raises(ModelError, match="'MambaForCausalLM' is not supported"):
         open_model(directory)
 
 
