@@ -483,6 +483,9 @@ def test_long_texts_are_tokenised_beside_the_event_loop(tokenizer: Tokenizer) ->
         here, there = await engine.with_text(10, _thread_name), await engine.with_text(11, _thread_name)
         assert here == _thread_name()
         assert there.startswith("octavo-text")
+        await engine.shutdown(0)
+        with pytest.raises(EngineStoppedError):
+            await engine.encode("a longer text")
 
     run(engine, work())
 

@@ -12,7 +12,7 @@ from octavo.testing.fake_clock import FakeClock
 from tests.engine.engine_case import FailingExecutor, SayingExecutor, checking_executor, tokens_of
 from tests.server.http_case import MODEL, Served, run, served
 
-ISSUE_KEYS = {
+STATUS_KEYS = {
     "num_blocks", "block_size", "kv_bytes_per_block", "free_blocks", "cached_blocks", "used_blocks",
     "internal_waste_tokens", "kv_groups", "queries_tokens", "hit_tokens", "preemptions",
     "running", "waiting", "degraded",
@@ -78,7 +78,7 @@ def test_kv_status_has_every_key_and_balances(tokenizer: Tokenizer) -> None:
         async with served(tokenizer) as server:
             await server.complete(prompt="x" * 100, max_tokens=3)
             status = await server.kv()
-            assert set(status) >= ISSUE_KEYS
+            assert set(status) >= STATUS_KEYS
             assert status["free_blocks"] + status["cached_blocks"] + status["used_blocks"] == status["num_blocks"] == 64
             assert status["queries_tokens"] == 100
             assert status["degraded"] == ["a reason"]

@@ -221,6 +221,20 @@ def test_a_second_stop_does_not_wait(tokenizer: Tokenizer) -> None:
     run(work)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_access_log_is_there_when_asked_for(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, wanted: bool
+) -> None:
+    async def work() -> None:
+        config = ServerConfig(port=0, shutdown_timeout_s=0, access_log=wanted)
+        async with live(tokenizer, SayingExecutor(), config=config) as served:
+            await served.http.get("/v1/models")
+
+    with caplog.at_level("INFO"):
+        run(work)
+    assert ("GET /v1/models" in caplog.text) == wanted
+
+
 def test_a_taken_port_is_known_before_anything_is_loaded() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

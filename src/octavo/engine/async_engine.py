@@ -173,6 +173,8 @@ class AsyncEngine:
         """Runs work on a text (a template, the tokenizer): at once when it is short, else beside the event loop."""
         if num_characters <= self._config.inline_characters:
             return work()
+        if self.state in ("stopped", "failed"):  # the thread may be gone with the engine
+            raise EngineStoppedError(f"the engine takes no requests: {self.reason}")
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -95,7 +95,7 @@ class HttpServer:
                 ws="none",
                 lifespan="on",
                 log_config=None,
-                log_level="warning",
+                log_level="info" if config.access_log else "warning",
                 access_log=config.access_log,
                 server_header=False,
                 backlog=_BACKLOG,
