@@ -341,6 +341,22 @@ def test_a_context_that_does_not_fit_is_lowered_and_told(tiny: Path) -> None:
     assert "80 instead of the model's 512" in told
 
 
+def test_a_model_with_a_window_is_held_within_it_and_says_so(tmp_path: Path) -> None:
+    directory = str(make_tiny_model(tmp_path, "mistral_window"))
+    model = octavo.load(directory, executor=ExecutorConfig(kv_cache_memory=64 * BLOCK_BYTES))
+    assert model.max_model_len == 128
+    (told,) = model.degraded
+    assert "128 instead of the model's 512" in told
+    asked = octavo.load(
+        directory,
+        scheduler=SchedulerOptions(max_model_len=100),
+        executor=ExecutorConfig(kv_cache_memory=64 * BLOCK_BYTES),
+    )
+    assert asked.degraded == ()
+    with pytest.raises(ConfigError, match="window of 128"):
+        octavo.load(directory, scheduler=SchedulerOptions(max_model_len=129))
+
+
 def test_f16_models_say_what_they_lose(tmp_path: Path) -> None:
     directory = str(make_tiny_model(tmp_path, "llama2", dtype="f16"))
     lost = octavo.load(directory, executor=ExecutorConfig(kv_cache_memory=1 << 20))

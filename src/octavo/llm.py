@@ -34,6 +34,7 @@ from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
+from octavo.models.config import ModelConfig
 from octavo.models.hub import resolve
 from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
 
@@ -164,7 +165,17 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         available_bytes=available_memory_bytes(),
         asked_model_len=options.max_model_len,
         longest_context=source.config.max_context,
-        degraded=_lost_precision(config, source.config.dtype),
+        degraded=(*_lost_context(options, source.config), *_lost_precision(config, source.config.dtype)),
+    )
+
+
+def _lost_context(options: SchedulerOptions, model: ModelConfig) -> tuple[str, ...]:
+    """What a model with an attention window cannot be given."""
+    if options.max_model_len is not None or model.max_context == model.max_position_embeddings:
+        return ()
+    return (
+        f"max_model_len is at most {model.max_context} instead of the model's {model.max_position_embeddings}: contexts "
+        "longer than its attention window are not supported yet",
     )
 
 
