@@ -174,8 +174,8 @@ def _lost_context(options: SchedulerOptions, model: ModelConfig) -> tuple[str, .
     if options.max_model_len is not None or model.max_context == model.max_position_embeddings:
         return ()
     return (
-        f"max_model_len is at most {model.max_context} instead of the model's {model.max_position_embeddings}: contexts "
-        "longer than its attention window are not supported yet",
+        f"max_model_len is at most {model.max_context} instead of the model's {model.max_position_embeddings}: "
+        "contexts longer than its attention window are not supported yet",
     )
 
 
