@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.kernels.paged_case import Geometry, Piece, Pool, Stored, batch_of
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.kernels.ops import F32, RopeTable
 from octavo.kernels.reference import ReferenceOps
+from tests.kernels.paged_case import Geometry, Piece, Pool, Stored, batch_of
 
 INSTRUCTION_SETS = supported_instruction_sets()
 FORMATS = ("f32", "bf16")

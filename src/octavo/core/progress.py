@@ -41,7 +41,10 @@ class Progress:
     @property
     def saved_blocks(self) -> int:
         """Blocks that branches save now by sharing."""
-        return sum(group.sharing.saved_blocks for group in self._running.groups.values())
+        groups = self._running.groups.values()
+        for group in groups:
+            group.measure()
+        return sum(group.sharing.saved_blocks for group in groups)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the executor did. Only now can others hit the blocks that were computed."""
@@ -65,7 +68,7 @@ class Progress:
             elif row.sample is not None:
                 outputs.append(self._take_token(request, result.sampled[row.request_id]))
         if self._running.groups:
-            self._measure()
+            self.peak_saved_blocks = max(self.peak_saved_blocks, self.saved_blocks)
         return outputs
 
     def end(self, request_id: str, finish_reason: str, error: str | None = None, branch: int | None = None) -> bool:
@@ -213,11 +216,6 @@ class Progress:
                 self._running.groups.pop(output.request_id, None)
             if self._blocks.listeners:
                 self._blocks.tell(events.RequestFinished(output, request.num_preemptions))
-
-    def _measure(self) -> None:
-        for group in self._running.groups.values():
-            group.measure()
-        self.peak_saved_blocks = max(self.peak_saved_blocks, self.saved_blocks)
 
 
 def _error_of(row: Row, result: StepResult) -> str | None:

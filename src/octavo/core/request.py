@@ -142,7 +142,8 @@ class Request:
 
     def new_branch(self, branch: int, seed: int) -> Request:
         """Another branch of the same request, with the tokens that this one has now."""
-        name = f"{self.group.request_id}#{branch}" if self.group is not None and branch else self.request_id
+        assert self.group is not None
+        name = f"{self.group.request_id}#{branch}" if branch else self.group.request_id
         made = Request(name, self.token_ids, self.params, seed=seed, namespace=self.namespace, priority=self.priority)
         made.num_prompt_tokens, made.num_scored_tokens = self.num_prompt_tokens, self.num_scored_tokens
         made.stop_token_ids, made.banned_token_ids = self.stop_token_ids, self.banned_token_ids

@@ -87,6 +87,10 @@ class CheckingExecutor:
         """Tell a request's prompt, so that reading another's text is noticed even where that text is whole."""
         self._texts[request_id] = list(token_ids)
 
+    def forget(self, request_id: str) -> None:
+        """What its text will be is not known."""
+        self._texts.pop(request_id, None)
+
     def execute(self, plan: StepPlan) -> StepResult:
         if self._keep_plans:
             self.plans.append(plan)
