@@ -44,31 +44,31 @@ struct Bf16DotTiles {
       for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
   }
 
-  // Weights 2^(score - max) as bf16 pairs; returns their sum, as rounded. An odd last tile is paired with zeros.
-  static float weights(SpanBuffers& buffers, int row, int num_tiles, float max_score) {
-    const F16 largest = set1(max_score);
-    const __m512bh ones = set1_pair(0x3f803f80u);
-    float* scores = buffers.scores[row];
-    if (num_tiles % 2) store(scores + num_tiles * 16, set1(-__builtin_inff()));
-    F16 sum = zero();
-    for (int tile = 0; tile < num_tiles; tile += 2) {
-      const F16 low = weight_exp2<true>(sub(load(scores + tile * 16), largest));
-      const F16 high = weight_exp2<true>(sub(load(scores + tile * 16 + 16), largest));
+  static constexpr int kWeighTiles = 2;  // weighed together
+
+  // Weights 2^(score - max) of all rows as bf16 pairs, for two tiles, and their sums as rounded.
+  template <int kRows>
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, const float* max_scores) {
+    for (int r = 0; r < kRows; r++) {
+      const float* scores = buffers.scores[r] + tile * 16;
+      const F16 largest = set1(max_scores[r]);
+      const F16 low = weight_exp2<true>(sub(load(scores), largest));
+      const F16 high = weight_exp2<true>(sub(load(scores + 16), largest));
       const __m512bh pairs = _mm512_cvtne2ps_pbh(high.v, low.v);
-      sum = dot(sum, pairs, ones);
-      _mm512_store_si512(buffers.weight_pairs[row] + tile * 8, (__m512i)pairs);
+      _mm512_store_si512(buffers.weight_pairs[r] + tile * 8, (__m512i)pairs);
+      store(buffers.sums[r], dot(tile == 0 ? zero() : load(buffers.sums[r]), pairs, set1_pair(0x3f803f80u)));
     }
-    return reduce_add(sum);
   }
 
   // As in attention_widened.hpp, two keys at a time.
-  template <int kRows, int kVectors, bool kPrefetch>
-  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, const SpanBuffers& buffers,
-                            int head_dim, int column, float* out) {
+  template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
+                            const float* max_scores, int head_dim, int column, float* out) {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
     for (int tile = 0; tile < num_tiles; tile++) {
+      if (kWeigh && tile % 2 == 0) weigh<kRows>(buffers, tile, max_scores);
       const uint8_t* value = v[tile] + column * 64;
       for (int word = 0; word < kTileTokens / 2; word++, value += head_dim * 4) {
         __m512bh x[kVectors];

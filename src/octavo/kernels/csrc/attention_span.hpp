@@ -40,24 +40,30 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, int n
   for (; tile < num_tiles; tile++)
     Tiles::template scores<kRows, 1, kPrefetch>(tiles.k + tile, tiles.next + tile, q, head_dim, buffers.scores, tile * 16);
 
+  const F16 nothing = set1(-__builtin_inff());
   for (int row = 0; row < kRows; row++) {
     float* scores = buffers.scores[row];
     float* last = scores + (num_tiles - 1) * 16;
-    if (valid_keys[row] < 16) store(last, first_lanes(load(last), set1(-__builtin_inff()), valid_keys[row]));
+    if (valid_keys[row] < 16) store(last, first_lanes(load(last), nothing, valid_keys[row]));
+    for (int i = num_tiles; i % Tiles::kWeighTiles; i++) store(scores + i * 16, nothing);
     F16 largest = set1(kLowestScore);
     for (int i = 0; i < num_tiles; i++) largest = max(load(scores + i * 16), largest);  // in this order: skips a NaN
-    result.m[row] = reduce_max(largest);
-    result.l[row] = Tiles::weights(buffers, row, num_tiles, result.m[row]);
+    result.m[row] = max_lanes(largest);
   }
-  for (int row = kRows; row < kLanes; row++) result.m[row] = result.l[row] = 0.f;
 
   const uint8_t* const* next = tiles.next + num_tiles;
   const int num_vectors = head_dim / 16;
-  int column = 0;
+  int column = num_vectors < kWide ? 1 : kWide;
+  if (column == kWide)
+    Tiles::template values<kRows, kWide, kPrefetch, true>(tiles.v, next, num_tiles, buffers, result.m, head_dim, 0, result.o);
+  else
+    Tiles::template values<kRows, 1, kPrefetch, true>(tiles.v, next, num_tiles, buffers, result.m, head_dim, 0, result.o);
   for (; column + kWide <= num_vectors; column += kWide)
-    Tiles::template values<kRows, kWide, kPrefetch>(tiles.v, next, num_tiles, buffers, head_dim, column, result.o);
+    Tiles::template values<kRows, kWide, kPrefetch, false>(tiles.v, next, num_tiles, buffers, result.m, head_dim, column, result.o);
   for (; column < num_vectors; column++)
-    Tiles::template values<kRows, 1, kPrefetch>(tiles.v, next, num_tiles, buffers, head_dim, column, result.o);
+    Tiles::template values<kRows, 1, kPrefetch, false>(tiles.v, next, num_tiles, buffers, result.m, head_dim, column, result.o);
+  for (int row = 0; row < kRows; row++) result.l[row] = sum_lanes(load(buffers.sums[row]));
+  for (int row = kRows; row < kLanes; row++) result.m[row] = result.l[row] = 0.f;
 }
 
 template <class Tiles, bool kPrefetch>

@@ -13,6 +13,7 @@ constexpr int kSpanTiles = 16, kSpanKeys = kSpanTiles * kTileTokens;
 struct SpanBuffers {
   alignas(64) float scores[kMaxRows][kSpanKeys];               // become the weights where those are f32
   alignas(64) uint32_t weight_pairs[kMaxRows][kSpanKeys / 2];  // weights as bf16, two keys to a word
+  alignas(64) float sums[kMaxRows][16];                        // of the weights, lane by lane
 };
 
 // The tiles of a span, and what of the next one to ask the memory for meanwhile: half tiles in the order of addresses.

@@ -51,27 +51,29 @@ struct WidenedTiles {
       for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
   }
 
-  // Weights 2^(score - max) in place; returns their sum.
-  static float weights(SpanBuffers& buffers, int row, int num_tiles, float max_score) {
-    float* scores = buffers.scores[row];
-    const F16 largest = set1(max_score);
-    F16 sum = zero();
-    for (int tile = 0; tile < num_tiles; tile++) {
-      const F16 weight = weight_exp2<false>(sub(load(scores + tile * 16), largest));
-      sum = add(sum, weight);
-      store(scores + tile * 16, weight);
+  static constexpr int kWeighTiles = 1;  // weighed together
+
+  // Scores of all rows become weights 2^(score - max), for one tile, and are summed.
+  template <int kRows>
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, const float* max_scores) {
+    for (int r = 0; r < kRows; r++) {
+      float* scores = buffers.scores[r] + tile * 16;
+      const F16 weights = weight_exp2<false>(sub(load(scores), set1(max_scores[r])));
+      store(scores, weights);
+      store(buffers.sums[r], add(tile == 0 ? zero() : load(buffers.sums[r]), weights));
     }
-    return reduce_add(sum);
   }
 
   // out [kRows][head_dim], from `column` vectors on: weights x V over all keys, ascending, one chain for each element.
-  template <int kRows, int kVectors, bool kPrefetch>
-  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, const SpanBuffers& buffers,
-                            int head_dim, int column, float* out) {
+  // With kWeigh the weights are made on the way: in between, they cost units that multiply-adds leave idle.
+  template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
+                            const float* max_scores, int head_dim, int column, float* out) {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
     for (int tile = 0; tile < num_tiles; tile++) {
+      if (kWeigh) weigh<kRows>(buffers, tile, max_scores);
       const uint8_t* value = v[tile] + column * 64;
       for (int word = 0; word < kTileTokens / kPerWord; word++, value += head_dim * 4) {
         for (int part = 0; part < kPerWord; part++) {
