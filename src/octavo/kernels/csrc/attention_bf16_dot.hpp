@@ -63,7 +63,7 @@ struct Bf16DotTiles {
   // As in attention_widened.hpp, two keys at a time.
   template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
   OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
-                            const float* max_scores, int head_dim, int column, float* out) {
+                            const float* max_scores, int head_dim, int column, float* out, const Shares* shares) {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
@@ -82,8 +82,7 @@ struct Bf16DotTiles {
         }
       }
     }
-    for (int r = 0; r < kRows; r++)
-      for (int c = 0; c < kVectors; c++) store(out + r * head_dim + (column + c) * 16, sum[r][c]);
+    store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares);
   }
 
   static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, int first, int last) {

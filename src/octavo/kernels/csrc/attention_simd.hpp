@@ -20,7 +20,7 @@ constexpr int vectors_for(int rows) { return 4 * rows <= kAccumulators ? 4 : 2 *
 // As reduce_add and reduce_max (the same tree of lanes), without a way through memory.
 #if defined(__AVX512F__)
 OCTAVO_INLINE __m256 halves_(__m512 a, int half) {
-  return half ? _mm512_maskz_extractf32x8_ps(0xff, a, 1) : _mm512_castps512_ps256(a);
+  return half ? _mm512_maskz_extractf32x8_ps(0xff, a, 1) : _mm512_maskz_extractf32x8_ps(0xff, a, 0);
 }
 OCTAVO_INLINE float sum_lanes(F16 a) {
   const __m256 b = _mm256_add_ps(halves_(a.v, 0), halves_(a.v, 1));

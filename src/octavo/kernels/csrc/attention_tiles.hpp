@@ -21,6 +21,31 @@ struct SpanTiles {
   const uint8_t *k[kSpanTiles], *v[kSpanTiles], *next[2 * kSpanTiles];
 };
 
+// What the spans before (old) and a new span contribute to a row: 2^(their maximum - the new maximum).
+struct Shares {
+  alignas(64) float old[kLanes], span[kLanes];
+};
+
+// One step of a merge, wherever it is done.
+OCTAVO_INLINE F16 merged(F16 old, F16 old_share, F16 span, F16 span_share) {
+  return fma(span, span_share, mul(old, old_share));
+}
+
+// Stores sums of rows [kRows][kVectors], or merges them into what is there.
+template <int kRows, int kVectors>
+OCTAVO_INLINE void store_values(const F16 (&sum)[kRows][kVectors], float* out, int head_dim, const Shares* shares) {
+  if (!shares) {
+    for (int r = 0; r < kRows; r++)
+      for (int c = 0; c < kVectors; c++) store(out + r * head_dim + c * 16, sum[r][c]);
+  } else {
+    for (int r = 0; r < kRows; r++) {
+      float* to = out + r * head_dim;
+      for (int c = 0; c < kVectors; c++)
+        store(to + c * 16, merged(load(to + c * 16), set1(shares->old[r]), sum[r][c], set1(shares->span[r])));
+    }
+  }
+}
+
 // Copies a V tile ([16 / kPerWord][words] 32-bit words), keeping only its first `last` tokens: the others become 0.
 // True when a token in [first, last) holds a NaN or an infinity.
 template <int kPerWord>

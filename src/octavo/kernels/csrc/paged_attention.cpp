@@ -48,8 +48,6 @@ ThreadSpace carve_thread(Carver& carver, const AttentionPlan& plan, int head_dim
   space.buffers = carver.take<ThreadBuffers>(1);
   uint32_t* v_tile = carver.take<uint32_t>(static_cast<size_t>(head_dim) * kTileTokens);
   uint32_t* q_row = carver.take<uint32_t>(head_dim);
-  const SpanResult result = {carver.take<float>(static_cast<size_t>(kMaxRows) * head_dim), carver.take<float>(kLanes),
-                             carver.take<float>(kLanes)};
   space.blocks = carver.take<RowBlock>(num_blocks);
   space.q = carver.take<uint32_t>(row_floats);
   space.o = carver.take<float>(row_floats);
@@ -57,7 +55,6 @@ ThreadSpace carve_thread(Carver& carver, const AttentionPlan& plan, int head_dim
   if (carver.base) {
     space.buffers->v_tile = v_tile;
     space.buffers->q_row = q_row;
-    space.buffers->result = result;
   }
   return space;
 }
@@ -141,7 +138,7 @@ SpanResult partial_of(const Work& work, const Piece& piece, int span, const RowB
                 static_cast<int64_t>(span) * max_partial_floats(work.plan, work.args->kv.head_dim, piece.num_tokens);
   float* sums = base + 2 * kLanes * block_index;
   const int num_blocks = 2 * max_row_blocks(piece.num_tokens * work.plan.group);
-  return {base + 2 * kLanes * num_blocks + (block.o - first_o), sums, sums + kLanes};
+  return {base + 2 * kLanes * num_blocks + (block.o - first_o), sums, sums + kLanes, false};
 }
 
 void set_first_span(RowBlock& block, int head_dim, SpanResult result) {
@@ -193,11 +190,9 @@ void run_piece(void* context, int piece_index, int thread) {
     for (int i = 0; i < num_blocks; i++) {
       RowBlock& block = space.blocks[i];
       if (block.last_position() < span * kSpanKeys) continue;
-      const SpanResult result = !piece.is_whole() ? partial_of(work, piece, span, block, i, space.o)
-                                : span == 0       ? SpanResult{block.o, block.m, block.l}
-                                                  : space.buffers->result;
+      const SpanResult result = piece.is_whole() ? SpanResult{block.o, block.m, block.l, span > 0}
+                                                 : partial_of(work, piece, span, block, i, space.o);
       attend_span<Tiles>(block, span, tiles, prefetch && i == 0, head_dim, *space.buffers, result);
-      if (piece.is_whole() && span > 0) merge_span(block, head_dim, result);
     }
     if (span + 1 == piece.end_span) break;
     if (prefetch) std::memcpy(tiles.k, next, sizeof next);
