@@ -12,14 +12,11 @@ OCTAVO_INLINE __m512bh set1_pair(uint32_t pair) { return (__m512bh)_mm512_set1_e
 OCTAVO_INLINE F16 dot(F16 sum, __m512bh a, __m512bh b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
 
 struct Bf16DotTiles {
-  static int query_words(int head_dim) { return head_dim / 2; }
-  // Puts one row's scaled query beside the others: q [head_dim / 2][num_rows], pairs of dimensions.
-  static void pack_query(const float* x, int head_dim, int num_rows, int row, uint32_t* q) {
-    alignas(32) uint32_t pairs[8];
-    for (int d = 0; d < head_dim; d += 16) {
-      _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), (__m256i)_mm512_cvtneps_pbh(load(x + d).v));
-      for (int i = 0; i < 8; i++) q[(d / 2 + i) * num_rows + row] = pairs[i];
-    }
+  static constexpr int kQueryWords = kMaxHeadDim / 2;  // between two rows of packed queries: pairs of dimensions
+
+  static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
+    for (int d = 0; d < head_dim; d += 16)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + d / 2), (__m256i)_mm512_cvtneps_pbh(mul(load(x + d), scale).v));
   }
 
   // As in attention_widened.hpp, two dimensions at a time.
@@ -29,14 +26,14 @@ struct Bf16DotTiles {
     F16 sum[kRows][kTiles];
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
-    for (int word = 0; word < head_dim / 2; word++, q += kRows) {
+    for (int word = 0; word < head_dim / 2; word++) {
       __m512bh key[kTiles];
       for (int t = 0; t < kTiles; t++) {
         key[t] = load_pairs(k[t] + word * 64);
         if (kPrefetch) prefetch_line(next[t], word);
       }
       for (int r = 0; r < kRows; r++) {
-        const __m512bh x = set1_pair(q[r]);
+        const __m512bh x = set1_pair(q[r * kQueryWords + word]);
         for (int t = 0; t < kTiles; t++) sum[r][t] = dot(sum[r][t], key[t], x);
       }
     }

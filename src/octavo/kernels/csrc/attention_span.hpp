@@ -18,7 +18,7 @@ struct RowBlock {
   int32_t num_rows;
   int32_t position[kMaxRows];   // ascending
   int32_t out_row[kMaxRows];    // token * num_heads + head
-  uint32_t* q;                  // packed queries
+  uint32_t* q;                  // packed queries, [num_rows][Tiles::kQueryWords]
   float* o;                     // [num_rows][head_dim]
   float m[kLanes], l[kLanes];   // lanes from num_rows on are there to be computed with, and mean nothing
 
@@ -115,7 +115,6 @@ static inline int max_row_blocks(int rows) { return 3 * rows / (2 * kMaxRows) + 
 struct ThreadBuffers {
   SpanBuffers span;
   uint32_t* v_tile;     // [head_dim * 16], a cut V tile
-  uint32_t* q_row;      // [head_dim], one row's query
 };
 
 // The span's part of a block of rows. `tiles` holds the tiles up to the block's last position or the span's end.
@@ -138,10 +137,9 @@ static void attend_span(const RowBlock& block, int span, SpanTiles& tiles, bool 
   } else {  // a later token of the strip holds a NaN or an infinity, and 0 times that is not 0: each row by itself
     for (int row = 0; row < num_rows; row++) {
       float m[kLanes] = {result.m[row]}, l[kLanes] = {result.l[row]};
-      for (int i = 0; i < Tiles::query_words(head_dim); i++) buffers.q_row[i] = block.q[i * num_rows + row];
       Tiles::cut_v(whole, buffers.v_tile, head_dim, 0, valid_keys[row]);
       const SpanResult one = {result.o + row * head_dim, m, l, result.merge};
-      run(1, tiles, num_tiles, valid_keys + row, buffers.q_row, head_dim, buffers.span, one);
+      run(1, tiles, num_tiles, valid_keys + row, block.q + row * Tiles::kQueryWords, head_dim, buffers.span, one);
       result.m[row] = m[0];
       result.l[row] = l[0];
     }
@@ -165,10 +163,12 @@ static void merge_span(RowBlock& block, int head_dim, const SpanResult& span) {
 
 // Divides by the sum. Adding 0 makes -0 into +0: which of them a sum of nothing but zeros is depends on the rows beside it.
 static void finish_rows(const RowBlock& block, int head_dim, float* out) {
+  float factors[kLanes];
+  store(factors, div(set1(1.f), load(block.l)));
   for (int row = 0; row < block.num_rows; row++) {
-    const F16 l = set1(block.l[row]);
+    const F16 factor = set1(factors[row]);
     float* to = out + static_cast<size_t>(block.out_row[row]) * head_dim;
-    for (int d = 0; d < head_dim; d += 16) store(to + d, add(div(load(block.o + row * head_dim + d), l), zero()));
+    for (int d = 0; d < head_dim; d += 16) store(to + d, add(mul(load(block.o + row * head_dim + d), factor), zero()));
   }
 }
 

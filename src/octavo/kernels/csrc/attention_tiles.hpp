@@ -8,6 +8,7 @@ namespace OCTAVO_ISA {
 
 // A span: 256 keys at a multiple of 256. It is summed from scratch, and spans are merged in ascending order: the one
 // order of additions that a row knows, whoever computes which span.
+constexpr int kMaxHeadDim = 256;
 constexpr int kSpanTiles = 16, kSpanKeys = kSpanTiles * kTileTokens;
 
 struct SpanBuffers {
@@ -54,7 +55,8 @@ static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int f
   constexpr uint32_t exponent = kPerWord == 2 ? 0x7f807f80u : 0x7f800000u;
   constexpr uint32_t lowest = kPerWord == 2 ? 0x00800080u : 0x00800000u;  // added to an exponent of all ones: carries
   constexpr uint32_t sign = kPerWord == 2 ? 0x80008000u : 0x80000000u;    // into here
-  uint32_t found = 0;
+  typedef uint32_t Words __attribute__((vector_size(64)));
+  Words found = {};
   for (int row = 0; row < kTileTokens / kPerWord; row++) {
     uint32_t keep = 0, check = 0;
     for (int part = 0; part < kPerWord; part++) {
@@ -65,14 +67,17 @@ static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int f
     }
     const uint8_t* from = source + static_cast<size_t>(row) * words * 4;
     uint32_t* to = target + static_cast<size_t>(row) * words;
-    for (int i = 0; i < words; i++) {
-      uint32_t word;
-      std::memcpy(&word, from + i * 4, 4);
-      to[i] = word & keep;
+    for (int i = 0; i < words; i += 16) {
+      Words word;
+      std::memcpy(&word, from + i * 4, sizeof word);
       found |= ((word & check) + lowest) & sign;
+      word &= keep;
+      std::memcpy(to + i, &word, sizeof word);
     }
   }
-  return found != 0;
+  uint32_t any = 0;
+  for (int i = 0; i < 16; i++) any |= found[i];
+  return any != 0;
 }
 
 }  // namespace OCTAVO_ISA

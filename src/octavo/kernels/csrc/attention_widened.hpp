@@ -20,10 +20,10 @@ template <class Words>
 struct WidenedTiles {
   static constexpr int kPerWord = Words::kPerWord;
 
-  static int query_words(int head_dim) { return head_dim; }
-  // Puts one row's scaled query beside the others: q [head_dim][num_rows], f32.
-  static void pack_query(const float* x, int head_dim, int num_rows, int row, uint32_t* q) {
-    for (int d = 0; d < head_dim; d++) std::memcpy(q + d * num_rows + row, x + d, 4);
+  static constexpr int kQueryWords = kMaxHeadDim;  // between two rows of packed queries: f32
+
+  static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
+    for (int d = 0; d < head_dim; d += 16) store(reinterpret_cast<float*>(q) + d, mul(load(x + d), scale));
   }
 
   // Scores of kRows rows x kTiles tiles; each is one chain of additions over head_dim.
@@ -35,14 +35,14 @@ struct WidenedTiles {
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
     for (int word = 0; word < head_dim / kPerWord; word++) {
-      for (int part = 0; part < kPerWord; part++, q += kRows) {
+      for (int part = 0; part < kPerWord; part++) {
         F16 key[kTiles];
         for (int t = 0; t < kTiles; t++) {
           key[t] = Words::part(k[t] + word * 64, part);
           if (kPrefetch && part == 0) prefetch_line(next[t], word);
         }
         for (int r = 0; r < kRows; r++) {
-          const F16 x = set1(q[r]);
+          const F16 x = set1(q[r * kQueryWords + word * kPerWord + part]);
           for (int t = 0; t < kTiles; t++) sum[r][t] = fma(key[t], x, sum[r][t]);
         }
       }

@@ -24,9 +24,8 @@ struct Carver {
 struct ThreadSpace {
   ThreadBuffers* buffers;
   RowBlock* blocks;
-  uint32_t* q;  // [max_rows][head_dim]
+  uint32_t* q;  // [max_rows][kMaxHeadDim]
   float* o;     // [max_rows][head_dim]
-  float* row;   // [head_dim]
 };
 
 struct Work {
@@ -47,14 +46,11 @@ ThreadSpace carve_thread(Carver& carver, const AttentionPlan& plan, int head_dim
   const size_t num_blocks = static_cast<size_t>(plan.piece_tokens / 16 + 1) * max_row_blocks(16 * plan.group);
   space.buffers = carver.take<ThreadBuffers>(1);
   uint32_t* v_tile = carver.take<uint32_t>(static_cast<size_t>(head_dim) * kTileTokens);
-  uint32_t* q_row = carver.take<uint32_t>(head_dim);
   space.blocks = carver.take<RowBlock>(num_blocks);
-  space.q = carver.take<uint32_t>(row_floats);
+  space.q = carver.take<uint32_t>(static_cast<size_t>(plan.max_rows) * kMaxHeadDim);
   space.o = carver.take<float>(row_floats);
-  space.row = carver.take<float>(head_dim);
   if (carver.base) {
     space.buffers->v_tile = v_tile;
-    space.buffers->q_row = q_row;
   }
   return space;
 }
@@ -80,7 +76,7 @@ int make_blocks(const AttentionArgs& args, const AttentionPlan& plan, const Piec
     for (int row = 0, left = (next - strip) * plan.group; left > 0;) {
       RowBlock& block = space.blocks[num_blocks++];
       block.num_rows = take_rows(left);
-      block.q = space.q + static_cast<size_t>(num_rows) * args.kv.head_dim;
+      block.q = space.q + static_cast<size_t>(num_rows) * kMaxHeadDim;
       block.o = space.o + static_cast<size_t>(num_rows) * args.kv.head_dim;
       for (int i = 0; i < block.num_rows; i++, row++) {
         const int position = strip + row / plan.group;
@@ -103,8 +99,7 @@ void pack_queries(const AttentionArgs& args, const ThreadSpace& space, int num_b
     const RowBlock& block = space.blocks[i];
     for (int row = 0; row < block.num_rows; row++) {
       const float* q = args.q + static_cast<size_t>(block.out_row[row]) * head_dim;
-      for (int d = 0; d < head_dim; d += 16) store(space.row + d, mul(load(q + d), scale));
-      Tiles::pack_query(space.row, head_dim, block.num_rows, row, block.q);
+      Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
     }
   }
 }
