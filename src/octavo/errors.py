@@ -31,6 +31,10 @@ class EngineStoppedError(OctavoError):
     """The engine no longer takes requests."""
 
 
+class EngineOverloadedError(OctavoError):
+    """The queue is full: the same request may be sent again later."""
+
+
 class InvalidRequestError(OctavoError):
     """A request that is wrong in itself: HTTP 400.
 

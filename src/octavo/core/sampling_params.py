@@ -60,7 +60,8 @@ class SamplingParams:
             _check_range("seed", self.seed, -MAX_SEED - 1, MAX_SEED)
         if len(self.stop) > MAX_STOP_STRINGS or any(not text for text in self.stop):
             raise InvalidRequestError(
-                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed, none of them empty", param="stop"
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are allowed, none of them empty",
+                param="stop",
             )
         if self.logprobs is not None:
             _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from octavo.core.sampling_params import SamplingParams
 
-BlockTable = array  # array('i') of block ids; a snapshot, to be read only
+BlockTable: TypeAlias = "array[int]"  # array('i') of block ids; a snapshot, to be read only
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class SampledToken:
     token_id: int
-    logprob: float | None = None  # natural logarithm, of the raw logits (temperature 1, no penalties); None: not asked for
+    logprob: float | None = (
+        None  # natural logarithm, of the raw logits (temperature 1, no penalties); None: not asked for
+    )
     top_logprobs: tuple[TokenLogprob, ...] = ()  # most likely first
 
 

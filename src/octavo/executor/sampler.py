@@ -26,7 +26,7 @@ I64 = npt.NDArray[np.int64]
 
 _LEAST_TEMPERATURE = 1e-30  # below it a float32 is 0; only equal logits can tell such temperatures apart
 _CHUNK = 256  # numbers to a partial sum of the cumulative distribution
-_NUCLEUS_WIDTHS = (64, 1024)  # most likely tokens looked at for top_p before all of them are sorted
+_LIKELY = np.float32(2.0**-10)  # weights looked at first, against a highest of 1: mostly all that top_k and top_p keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +109,50 @@ def _draw(logits: F32, best: int, spec: SampleSpec) -> int:
     params = spec.params
     weights = logits - logits[best]  # [vocab_size], at most 0
     with np.errstate(over="ignore", under="ignore"):  # a weight of 0 is what an unlikely token has
-        weights /= np.float32(max(params.temperature, _LEAST_TEMPERATURE))
+        if params.temperature != 1.0:
+            weights /= np.float32(max(params.temperature, _LEAST_TEMPERATURE))
         np.exp(weights, out=weights)  # in proportion to the probabilities; the highest is 1
+    ids: I64 | None = None  # of the tokens that are left, ascending; None: all
     if params.min_p > 0.0:
-        weights[weights < np.float32(params.min_p)] = 0.0
-    number = uniform(spec.seed, spec.position)
+        ids = np.flatnonzero(weights >= np.float32(params.min_p))
+        weights = weights[ids]
     if 0 < params.top_k < len(weights) or params.top_p < 1.0:
-        _truncate(weights, params.top_k, params.top_p)
-    return _invert(weights, number)
+        kept = _truncate(weights, params.top_k, params.top_p)
+        ids = kept if ids is None else ids[kept]
+        weights = weights[kept]
+    index = _invert(weights, uniform(spec.seed, spec.position))
+    return index if ids is None else int(ids[index])
 
 
-def _truncate(weights: F32, top_k: int, top_p: float) -> None:
-    """Set to 0, in place, the weights that top_k and top_p leave out."""
+def _truncate(weights: F32, top_k: int, top_p: float) -> I64:
+    """Indices, ascending, of the weights that top_k and then top_p leave."""
     if 0 < top_k < len(weights):
         highest = _highest(weights, top_k)
-        total = float(highest.sum(dtype=np.float64))
-        count = _shortest(highest, top_p * total) if top_p < 1.0 else top_k
+        count = _shortest(highest, top_p * float(highest.sum(dtype=np.float64))) if top_p < 1.0 else top_k
     else:
         highest, count = _nucleus(weights, top_p * float(weights.sum(dtype=np.float64)))
     edge = highest[count - 1]
-    equals = np.flatnonzero(weights == edge)
-    num_above = int(np.searchsorted(-highest, -edge, side="left"))
-    weights[weights < edge] = 0.0
-    weights[equals[count - num_above :]] = 0.0
+    kept = np.flatnonzero(weights >= edge)
+    if len(kept) > count:  # equals at the edge: the lowest indices stay
+        equals = np.flatnonzero(weights[kept] == edge)
+        kept = np.delete(kept, equals[len(equals) - (len(kept) - count) :])
+    return kept
+
+
+def _highest(weights: F32, count: int) -> F32:
+    """The `count` highest weights, descending."""
+    likely = weights[weights >= _LIKELY]
+    if len(likely) < count:
+        likely = np.partition(weights, len(weights) - count)[len(weights) - count :]
+    return np.sort(likely)[::-1][:count]
 
 
 def _nucleus(weights: F32, target: float) -> tuple[F32, int]:
     """The highest weights, descending, and how many of them reach the target together."""
-    for width in _NUCLEUS_WIDTHS:
-        if width >= len(weights):
-            break
-        highest = _highest(weights, width)
-        if highest.sum(dtype=np.float64) >= target:
-            return highest, _shortest(highest, target)
-    highest = np.sort(weights)[::-1]
+    likely = weights[weights >= _LIKELY]
+    if likely.sum(dtype=np.float64) < target:
+        likely = weights
+    highest = np.sort(likely)[::-1]
     return highest, _shortest(highest, target)
 
 
@@ -150,11 +160,6 @@ def _shortest(highest: F32, target: float) -> int:
     """How many of the highest weights, at least one, reach the target together."""
     count = int(np.searchsorted(np.cumsum(highest, dtype=np.float64), target, side="left")) + 1
     return min(count, len(highest))
-
-
-def _highest(weights: F32, count: int) -> F32:
-    """The `count` highest weights, descending."""
-    return np.sort(np.partition(weights, len(weights) - count)[len(weights) - count :])[::-1]
 
 
 def _most_likely(values: F32, count: int) -> I64:

@@ -11,8 +11,9 @@
 
 namespace octavo {
 
-ThreadPool::ThreadPool(int num_threads, int spin_pauses) : num_threads_(num_threads), spin_pauses_(spin_pauses) {
-  for (int thread = 1; thread < num_threads; thread++) threads_.emplace_back([this, thread] { worker(thread); });
+ThreadPool::ThreadPool(int num_threads, int spin_pauses)
+    : num_threads_(num_threads < 1 ? 1 : num_threads), spin_pauses_(spin_pauses) {
+  for (int thread = 1; thread < num_threads_; thread++) threads_.emplace_back([this, thread] { worker(thread); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -40,20 +41,40 @@ void ThreadPool::worker(int thread) {
   }
 }
 
+// Claims pieces until none is left. The job is read before the claim: if it was replaced meanwhile, the ticket was too
+// (it holds the epoch), and the claim fails.
 void ThreadPool::drain(int thread) {
   uint64_t ticket = ticket_.load(std::memory_order_acquire);
   for (;;) {
     const uint32_t epoch = static_cast<uint32_t>(ticket >> 32), piece = static_cast<uint32_t>(ticket);
-    const Job job = jobs_[epoch % 8];
-    if (piece >= job.num_pieces) return;
-    if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;  // success: `job` is still the current one
-    job.fn(job.context, static_cast<int>(piece), thread);
-    if (done_.fetch_add(1) + 1 == job.num_pieces && waiting_.load()) {
-      std::lock_guard<std::mutex> lock(mutex_);
+    const Job& job = jobs_[epoch % 2];
+    const PieceFn fn = job.fn.load(std::memory_order_relaxed);
+    void* const context = job.context.load(std::memory_order_relaxed);
+    const uint32_t num_pieces = job.num_pieces.load(std::memory_order_relaxed);
+    if (piece >= num_pieces) return;  // also with another job's number: `worker` compares epochs and comes back
+    if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    fn(context, static_cast<int>(piece), thread);
+    if (done_.fetch_add(1) + 1 == num_pieces && waiting_.load()) {
+      { std::lock_guard<std::mutex> lock(mutex_); }  // the caller is asleep, or will look at done_ once more
       finished_.notify_one();
     }
     ticket = ticket_.load(std::memory_order_acquire);
   }
+}
+
+void ThreadPool::wake_workers() {
+  if (!num_sleepers_.load()) return;
+  { std::lock_guard<std::mutex> lock(mutex_); }  // a worker between its check and its sleep holds the mutex
+  work_.notify_all();
+}
+
+void ThreadPool::wait_for_pieces(uint32_t num_pieces) {
+  for (int i = 0; i < spin_pauses_ && done_.load(std::memory_order_acquire) != num_pieces; i++) OCTAVO_PAUSE();
+  if (done_.load() == num_pieces) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  waiting_ = true;
+  finished_.wait(lock, [&] { return done_.load() == num_pieces; });
+  waiting_ = false;
 }
 
 void ThreadPool::run(int num_pieces, PieceFn fn, void* context) {
@@ -63,23 +84,16 @@ void ThreadPool::run(int num_pieces, PieceFn fn, void* context) {
     return;
   }
   const uint32_t epoch = epoch_.load() + 1;
-  jobs_[epoch % 8] = {fn, context, static_cast<uint32_t>(num_pieces)};
+  Job& job = jobs_[epoch % 2];
+  job.fn.store(fn, std::memory_order_relaxed);
+  job.context.store(context, std::memory_order_relaxed);
+  job.num_pieces.store(static_cast<uint32_t>(num_pieces), std::memory_order_relaxed);
   done_ = 0;
   ticket_.store(static_cast<uint64_t>(epoch) << 32);
   epoch_.store(epoch);
-  if (num_sleepers_.load()) {  // a worker between its check and its wait holds the mutex, so it cannot miss this
-    std::lock_guard<std::mutex> lock(mutex_);
-    work_.notify_all();
-  }
+  wake_workers();
   drain(0);
-  const uint32_t all = static_cast<uint32_t>(num_pieces);
-  for (int i = 0; i < spin_pauses_ && done_.load(std::memory_order_acquire) != all; i++) OCTAVO_PAUSE();
-  if (done_.load() != all) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    waiting_ = true;
-    finished_.wait(lock, [&] { return done_.load() == all; });
-    waiting_ = false;
-  }
+  wait_for_pieces(static_cast<uint32_t>(num_pieces));
 }
 
 }  // namespace octavo

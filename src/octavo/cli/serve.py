@@ -1,0 +1,114 @@
+"""`octavo serve`: joins model, engine and HTTP server, and says how to reach them. It does not know how they work."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import random
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.cli import environment
+from octavo.cli.boot import boot_lines, ready_lines
+from octavo.cli.flags import config_from, flags_of
+from octavo.cli.model_flags import model_argument, model_flags
+from octavo.engine.config import EngineConfig
+from octavo.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from octavo.cli.loading import OpenModel
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.run import ServeReport
+    from octavo.server.served_model import ServedModel
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@model_argument
+@flags_of(ServerConfig, EngineConfig)
+@click.option(
+    "--served-model-name",
+    "served_model_names",
+    multiple=True,
+    metavar="NAME",
+    help="Name under which clients ask for MODEL; may be repeated. [default: MODEL as given]",
+)
+@click.option(
+    "--seed",
+    type=int,
+    help="Requests that bring no seed get theirs from this one, in their order. [default: random]",
+)
+@click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True, help="What to log.")
+@model_flags
+def serve(model: str, served_model_names: tuple[str, ...], seed: int | None, log_level: str, **values: Any) -> None:
+    """Serve MODEL with an OpenAI-compatible API until SIGTERM or Ctrl-C.
+
+    MODEL is a directory, a .gguf file, an alias such as smollm2, or a hub id.
+    """
+    values["api_keys"] = (*values["api_keys"], *environment.api_keys())
+    server_config, engine_config = config_from(ServerConfig, values), config_from(EngineConfig, values)
+    from octavo.cli.loading import check_flags, load_checked
+    from octavo.server.run import bind_socket
+    from octavo.server.run import serve as run_server
+
+    flags = check_flags(values)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with bind_socket(server_config.host, server_config.port) as bound:
+        opened = load_checked(model, flags)
+        click.echo("\n".join(boot_lines(opened)), err=True)
+        engine = start_engine(opened, engine_config, seed)
+        info = served_model(opened, served_model_names or (model,))
+        report = run_server(engine, info, server_config, bound=bound, on_ready=partial(say_ready, info, server_config))
+    click.echo(goodbye(report), err=True)
+
+
+def start_engine(opened: OpenModel, config: EngineConfig, seed: int | None) -> AsyncEngine:
+    """The engine around the loaded core; the server starts it. With a seed, what it draws for requests repeats."""
+    from octavo.engine.async_engine import AsyncEngine
+
+    loaded = opened.loaded
+    config = dataclasses.replace(config, eos_token_ids=loaded.eos_token_ids)
+    random_bytes = os.urandom if seed is None else random.Random(seed).randbytes
+    return AsyncEngine(loaded.core, loaded.tokenizer, config, random_bytes=random_bytes)
+
+
+def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
+    """What the server says of the model."""
+    from octavo.server.served_model import ServedModel
+
+    loaded = opened.loaded
+    return ServedModel(
+        names=names,
+        max_model_len=loaded.max_model_len,
+        max_request_tokens=min(loaded.max_model_len, loaded.plan.kv_tokens),
+        vocab_size=loaded.vocab_size,
+        chat_template=loaded.chat_template,
+        default_sampling=loaded.default_sampling,
+        created=int(time.time()),
+        digest=loaded.digest,
+        kv_cache_dtype=loaded.kv_cache_dtype,
+        weights_dtype=loaded.weights_dtype,
+        enable_prefix_caching=loaded.scheduler_config.enable_prefix_caching,
+        degraded=loaded.degraded,
+    )
+
+
+def say_ready(info: ServedModel, config: ServerConfig, address: str) -> None:
+    """Called when the server has begun to listen."""
+    if config.access_log:  # uvicorn keeps its loggers at warnings; one line a request is asked for here
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    lines = ready_lines(url, info.name, is_chat=info.chat_template is not None, needs_key=bool(config.api_keys))
+    click.echo("\n".join(lines), err=True)
+
+
+def goodbye(report: ServeReport) -> str:
+    """How the server ended, and whether a request had to be cut off."""
+    cut = report.aborted_requests
+    ended = "every request had its answer" if not cut else f"{cut} requests did not end in time and were aborted"
+    return f"octavo: stopped by {report.ended_by}; {ended}"

@@ -1,0 +1,32 @@
+"""What the scheduler may be told. It does not know the size of the pool: that comes from the KV spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of a step and of a request. All counts are in tokens but `max_num_seqs`."""
+
+    max_num_seqs: int = 64  # requests running at once
+    max_num_batched_tokens: int = 512  # tokens of one step: no request waits longer than that for its next token
+    max_model_len: int = 2048  # prompt and output of one request
+    enable_prefix_caching: bool = True
+    enable_kv_cache: bool = True  # False: every token is computed from the whole text again
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ConfigError(f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
+                f"({self.max_num_seqs}), because each running request gets a token in every step: raise it or lower "
+                f"max_num_seqs"
+            )
+        if self.max_model_len < 2:
+            raise ConfigError(
+                f"max_model_len is {self.max_model_len}; it must be at least 2 (one prompt token, one new token)"
+            )

@@ -1,0 +1,33 @@
+"""Looking up in the cache, and what was found. It changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.radix_tree import Node, RadixTree
+from octavo.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """What the cache has of a request's tokens. Good until the next call that changes blocks."""
+
+    nodes: list[Node]  # whole blocks, from the first on
+    source: Node | None  # a block to copy the beginning of
+    source_tokens: int
+    num_tokens: int  # in all
+
+
+NO_MATCH = PrefixMatch([], None, 0, 0)
+
+
+def look_up(tree: RadixTree, request: Request, block_size: int, *, token_exact: bool) -> PrefixMatch:
+    """What the tree has of the request's tokens but the last, which must run to give logits."""
+    usable = len(request.token_ids) - 1
+    nodes = tree.match(request.namespace, request.token_ids.tobytes(), usable // block_size)
+    matched = len(nodes) * block_size
+    if not token_exact or matched == usable:
+        return PrefixMatch(nodes, None, 0, matched)
+    tail = request.token_ids[matched : min(matched + block_size, usable)].tobytes()
+    source, count = tree.closest_child(request.namespace, nodes[-1] if nodes else None, tail)
+    return PrefixMatch(nodes, source, count, matched + count)

@@ -1,0 +1,139 @@
+"""One request and where it stands. It does not know who else runs, nor what a block holds.
+
+There are no phases: `num_computed_tokens` catches up with the known tokens (prompt and output so far), whether these
+are a prompt, the last sampled token, or what has to be computed again after a preemption.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import SampleSpec
+from octavo.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from octavo.core.radix_tree import Node
+
+PRIORITY_STEP = 1024  # arrivals that one level of priority is worth: what keeps the less urgent from starving
+MAX_TOKEN_ID = 2**32 - 1
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """Mutable, owned by the scheduler that it was added to; its block fields are the block manager's to change.
+
+    Lower `priority` is more urgent. Requests are ordered by arrival, a level of priority counting as a head start of
+    `PRIORITY_STEP` arrivals: strict first come, first served within a priority, and nobody is overtaken for ever.
+    """
+
+    __slots__ = (
+        "arrival",
+        "banned_token_ids",
+        "block_tables",
+        "finish_reason",
+        "is_counted",
+        "namespace",
+        "needs_token_history",
+        "node",
+        "num_accounted_tokens",
+        "num_cached_tokens",
+        "num_committed_blocks",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "order",
+        "params",
+        "priority",
+        "request_id",
+        "seed",
+        "status",
+        "stop_reason",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        eos_token_ids: tuple[int, ...] = (),
+        namespace: str = "",
+        priority: int = 0,
+    ) -> None:
+        """Raises InvalidRequestError for an empty prompt and for a token id that no model can have."""
+        if not len(prompt_token_ids):
+            raise InvalidRequestError("the prompt has 0 tokens; it must have at least 1", param="prompt")
+        try:
+            self.token_ids = array("I", prompt_token_ids)  # prompt, then output
+        except (OverflowError, TypeError) as error:
+            raise InvalidRequestError(
+                f"the prompt holds something that is no token id ({error}); ids are integers from 0 to {MAX_TOKEN_ID}",
+                param="prompt",
+            ) from error
+        self.request_id = request_id
+        self.params = params
+        self.seed = seed
+        self.namespace = namespace
+        self.priority = priority
+        self.num_prompt_tokens = len(self.token_ids)
+        ending = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
+        self.stop_token_ids = frozenset(ending)
+        self.banned_token_ids = tuple(sorted(self.stop_token_ids)) if params.min_tokens else ()
+        self.needs_token_history = (
+            params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        )
+        self.status = RequestStatus.WAITING
+        self.finish_reason: str | None = None
+        self.stop_reason: int | None = None
+        self.arrival = 0  # set by the scheduler
+        self.order = (0, 0)  # set by the scheduler: the smaller goes first
+        self.num_computed_tokens = 0  # tokens whose K and V are in the request's blocks
+        self.num_cached_tokens = 0  # prompt tokens that came from the cache instead of being computed
+        # Invariant: positions below it have been counted once, as hit or as computed; what runs again is recomputed.
+        self.num_accounted_tokens = 0
+        self.is_counted = False  # its prompt stands in the ledger: it has run before
+        self.num_preemptions = 0
+        self.block_tables: list[array[int]] = []  # one table of block ids per KV group
+        # Invariant: the first num_committed_blocks of each table are the blocks of the nodes from the root to `node`.
+        self.num_committed_blocks = 0
+        self.node: Node | None = None  # node of the last committed block; None stands for the root of the namespace
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        return tuple(self.token_ids[self.num_prompt_tokens :])
+
+    def sample_spec(self) -> SampleSpec:
+        """What the sampler needs for the next token of this request."""
+        position = len(self.token_ids) - self.num_prompt_tokens
+        banned = self.banned_token_ids if position < self.params.min_tokens else ()
+        if not self.needs_token_history:
+            return SampleSpec(self.params, self.seed, position, banned)
+        prompt = tuple(self.token_ids[: self.num_prompt_tokens])
+        return SampleSpec(self.params, self.seed, position, banned, prompt, self.output_token_ids)
+
+    def take_token(self, token_id: int, max_model_len: int) -> str | None:
+        """Append a sampled token. Returns the finish reason if it was the last one."""
+        position = self.num_output_tokens
+        self.token_ids.append(token_id)
+        if token_id in self.stop_token_ids and position >= self.params.min_tokens:
+            self.stop_reason = token_id
+            return "stop"
+        if position + 1 >= self.params.max_tokens or len(self.token_ids) >= max_model_len:
+            return "length"
+        return None

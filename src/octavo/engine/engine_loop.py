@@ -1,0 +1,259 @@
+"""The one thread that owns the core: takes commands, steps, turns tokens into text and sends it to the event loops.
+
+It does not know HTTP, nor how text becomes tokens. Nobody else touches the core while it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from octavo.core.engine_core import EngineCore
+from octavo.core.request import Request
+from octavo.core.request_output import RequestOutput
+from octavo.core.status import CoreStatus
+from octavo.engine.commands import Abort, AbortAll, Command, Drain, GetStatus, ResetPrefixCache, Stop, Submit
+from octavo.engine.outputs import GenerationDelta
+from octavo.engine.status import EngineMeter, EngineStatus
+from octavo.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError, OctavoError
+
+log = logging.getLogger("octavo.engine")
+
+_Callback = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+class EngineLoop:
+    """Commands go in through `post`, deltas and replies go out once per step, by one callback per event loop."""
+
+    def __init__(
+        self, core: EngineCore, meter: EngineMeter, *, max_waiting: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._core = core
+        self._meter = meter
+        self._max_waiting = max_waiting
+        self._eos_token_ids = eos_token_ids
+        self._wakeup = threading.Condition()  # guards the three below
+        self._commands: deque[Command] = deque()
+        self._state = "running"
+        self._reason: str | None = None
+        self._open: dict[str, Submit] = {}  # Invariant: a request leaves it exactly when its final delta is sent
+        self._drains: list[asyncio.Future[None]] = []
+        self._outbox: dict[asyncio.AbstractEventLoop, list[_Callback]] = {}
+        self._stop_reason: str | None = None
+        self._last_status = meter.status("running", None, core.status())
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+
+    # -- for other threads -------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    @property
+    def reason(self) -> str | None:
+        return self._reason
+
+    @property
+    def last_status(self) -> EngineStatus:
+        """The newest that was taken; once the loop has ended it stays true."""
+        return self._last_status
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, *commands: Command) -> None:
+        """All are taken before the same step.
+
+        Raises EngineStoppedError when the loop has ended, or takes no more requests and there is one among them.
+        """
+        is_new = any(isinstance(command, Submit) for command in commands)
+        with self._wakeup:
+            if self._state in ("stopped", "failed") or (self._state == "draining" and is_new):
+                raise EngineStoppedError(f"the engine takes no requests: {self._reason}")
+            self._commands.extend(commands)
+            self._wakeup.notify()
+
+    def stop_admitting(self, reason: str) -> None:
+        with self._wakeup:
+            if self._state == "running":
+                self._state, self._reason = "draining", reason
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._stop_reason is None:
+                for command in self._take_commands():
+                    self._handle(command)
+                self._flush()  # replies do not wait for the step
+                if self._core.has_work and self._stop_reason is None:
+                    self._step()
+                    self._flush()
+            self._close("stopped", self._stop_reason)
+        except Exception as error:  # the border of the engine: every open request still gets its answer
+            log.exception("the engine failed; it takes no more requests")
+            self._close("failed", f"the engine failed: {type(error).__name__}: {error}")
+
+    def _take_commands(self) -> list[Command]:
+        """Sleeps while there is nothing to do."""
+        with self._wakeup:
+            while not self._commands and not self._core.has_work:
+                self._wakeup.wait()
+            taken = list(self._commands)
+            self._commands.clear()
+        return taken
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._admit(command)
+            case Abort(request_ids, reason, reply, inbox):
+                named = [self._open[request_id] for request_id in request_ids if request_id in self._open]
+                opened = [submit for submit in named if inbox is None or submit.inbox is inbox]
+                self._abort(opened, reason)
+                if reply is not None:
+                    self._answer(reply, len(opened))
+            case AbortAll(reason, reply):
+                opened = list(self._open.values())
+                self._abort(opened, reason)
+                self._answer(reply, len(opened))
+            case GetStatus(reply):
+                self._last_status = self._meter.status(self._state, self._reason, self._core.status())
+                self._answer(reply, self._last_status)
+            case ResetPrefixCache(reply):
+                self._answer(reply, self._core.reset_prefix_cache())
+            case Drain(reply):
+                self._drains.append(reply)
+                self._answer_drains()
+            case Stop(reason):
+                self._stop_reason = reason
+
+    def _admit(self, submit: Submit) -> None:
+        opened, request = submit.opened, submit.opened.request
+        try:
+            if request.request_id in self._open:
+                raise InvalidRequestError(f"a request with the id {request.request_id!r} is already running")
+            if len(self._open) >= self._max_waiting and self._core.status().waiting >= self._max_waiting:
+                raise EngineOverloadedError(
+                    f"{self._max_waiting} requests wait already, as many as max_waiting allows; send it again later"
+                )
+            self._core.add(
+                Request(
+                    request.request_id,
+                    request.prompt_token_ids,
+                    request.params,
+                    seed=opened.seed,
+                    eos_token_ids=self._eos_token_ids,
+                    namespace=request.namespace,
+                    priority=request.priority,
+                )
+            )
+        except OctavoError as error:
+            self._meter.refused()
+            self._answer(submit.reply, error)
+            return
+        self._open[request.request_id] = submit
+        self._answer(submit.reply, None)
+
+    def _step(self) -> None:
+        outputs = self._core.step()
+        now = self._meter.now()
+        for output in outputs:
+            submit = self._open.get(output.request_id)
+            if submit is not None:
+                self._push(submit, output, now)
+
+    def _push(self, submit: Submit, output: RequestOutput, now: float) -> None:
+        opened = submit.opened
+        if output.token is not None:
+            if opened.last_token_s is None:
+                self._meter.first_token(now - opened.arrived_s)
+            else:
+                self._meter.next_token(now - opened.last_token_s)
+            opened.last_token_s = now
+        delta = opened.push(output)
+        if delta.finish_reason is not None and output.finish_reason is None:
+            self._core.finish(output.request_id)  # a stop string: only the text knows it
+        self._send(submit, delta, now)
+
+    def _abort(self, submits: list[Submit], reason: str) -> None:
+        now = self._meter.now()
+        for submit in submits:
+            self._core.abort(submit.opened.request.request_id)
+            self._send(submit, submit.opened.end("abort", reason), now)
+
+    def _send(self, submit: Submit, delta: GenerationDelta, now: float) -> None:
+        whole = submit.opened.collect(delta)
+        if whole is not None:
+            self._outbox.setdefault(submit.inbox.loop, []).append((submit.inbox.put, (submit.index, whole)))
+        if delta.finish_reason is not None:
+            del self._open[submit.opened.request.request_id]
+            self._meter.finished(delta, now - submit.opened.arrived_s)
+            self._answer_drains()
+
+    def _answer(self, reply: asyncio.Future[Any], value: object) -> None:
+        self._outbox.setdefault(reply.get_loop(), []).append((_resolve, (reply, value)))
+
+    def _answer_drains(self) -> None:
+        if not self._open:
+            for reply in self._drains:
+                self._answer(reply, None)
+            self._drains.clear()
+
+    def _flush(self) -> None:
+        if not self._outbox:
+            return
+        outbox, self._outbox = self._outbox, {}
+        for loop, callbacks in outbox.items():
+            try:
+                loop.call_soon_threadsafe(_call_all, callbacks)
+            except RuntimeError:  # that event loop is closed: nobody waits for these requests any more
+                gone = [submit for submit in self._open.values() if submit.inbox.loop is loop]
+                for submit in gone:
+                    self._core.abort(submit.opened.request.request_id)
+                    del self._open[submit.opened.request.request_id]
+
+    def _close(self, state: str, reason: str) -> None:
+        """Answers everything that is open or was still to be read. After it nothing is accepted."""
+        with self._wakeup:
+            self._state, self._reason = state, reason
+            left = list(self._commands)
+            self._commands.clear()
+        now = self._meter.now()
+        for submit in list(self._open.values()):
+            self._send(submit, submit.opened.give_up("error" if state == "failed" else "abort", reason), now)
+        self._last_status = self._meter.status(state, reason, self._last_core())
+        for command in left:
+            reply = getattr(command, "reply", None)
+            if reply is not None:
+                self._answer(reply, EngineStoppedError(reason))
+        self._answer_drains()
+        self._flush()
+
+    def _last_core(self) -> CoreStatus:
+        """The core after its last whole step; one that failed is not to be asked, so what it last said stands."""
+        return self._last_status.core if self._state == "failed" else self._core.status()
+
+
+def _call_all(callbacks: list[_Callback]) -> None:
+    for function, arguments in callbacks:
+        function(*arguments)
+
+
+def _resolve(reply: asyncio.Future[Any], value: object) -> None:
+    if reply.done():  # cancelled: who asked is gone
+        return
+    if isinstance(value, Exception):
+        reply.set_exception(value)
+    else:
+        reply.set_result(value)

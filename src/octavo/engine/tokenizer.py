@@ -1,0 +1,129 @@
+"""Text to token ids and back, for a model directory or the metadata of a GGUF file.
+
+Encoding is the `tokenizers` library's; decoding goes through the bytes of tokens, so that streamed and whole text are
+the same. It does not know chat templates, sampling or the model's own list of end tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.token_spelling import TokenSpelling, spelled_bytes
+from octavo.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a reader of a directory or a GGUF file hands over: the encoder and what the file says beside it."""
+
+    encoder: tokenizers.Tokenizer
+    spelling: TokenSpelling
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    special_tokens: Mapping[str, str]  # bos_token, eos_token ... -> text, as chat templates name them
+
+
+class Tokenizer:
+    """One model's tokenizer. Every method may be called from any thread."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self.bos_token_id = parts.bos_token_id
+        self.eos_token_ids = parts.eos_token_ids
+        self.special_tokens = dict(parts.special_tokens)
+        self.spelling = parts.spelling
+        self._encoder = parts.encoder
+        # The library keeps "read special tokens in text" as a switch of the whole encoder, so encoding takes turns.
+        self._encoding = threading.Lock()
+        self._letters = parts.spelling.letters()
+        self._bytes: dict[int, bytes] = {}
+        added = parts.encoder.get_added_tokens_decoder()
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self.special_token_ids = frozenset(self._special)
+        self.vocab_size: int = parts.encoder.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Tokenizer:
+        """From tokenizer.json (with tokenizer_config.json and special_tokens_map.json), or from tokenizer.model.
+
+        Raises ModelError when none is there, one is broken, or the kind is not known.
+        """
+        from octavo.engine.directory_tokenizer import read_directory
+
+        return cls(read_directory(path))
+
+    @classmethod
+    def from_gguf_metadata(cls, metadata: Mapping[str, object]) -> Tokenizer:
+        """From the `tokenizer.*` keys of a GGUF file. Raises ModelError for a kind or a pre-tokenizer not known."""
+        from octavo.engine.gguf_tokenizer import read_metadata
+
+        return cls(read_metadata(metadata))
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        add_special_tokens: put the tokens around it that the model expects (a begin token, where it has one).
+        parse_special: a special token written out in the text becomes that token; without it, it is plain text.
+        Raises InvalidRequestError for text that is not valid Unicode.
+        """
+        try:
+            with self._encoding:
+                self._encoder.encode_special_tokens = not parse_special
+                ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError):
+            place = next((index for index, letter in enumerate(text) if 0xD800 <= ord(letter) <= 0xDFFF), None)
+            if place is None:
+                raise
+            raise InvalidRequestError(
+                f"the text has half of a surrogate pair (U+{ord(text[place]):04X}) at character {place}, which is no "
+                f"character; send valid Unicode"
+            ) from None
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of these tokens; bytes that are no UTF-8 come as U+FFFD, ids outside the vocabulary as nothing."""
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        data = b"".join(self.token_bytes(token_id) for token_id in ids if token_id not in hidden)
+        text = data.decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.spelling.strips_leading_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for; b"" outside the vocabulary (models pad their logits)."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._read_bytes(token_id)
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, for log probabilities: a part of a character comes as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it, or None."""
+        found: int | None = self._encoder.token_to_id(token)
+        return found
+
+    def new_detokenizer(self, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """Streams the text of the tokens that will follow `prompt_ids`."""
+        return IncrementalDetokenizer(
+            self._visible_bytes if skip_special_tokens else self.token_bytes,
+            prompt_ids,
+            strips_leading_space=self.spelling.strips_leading_space,
+        )
+
+    def _visible_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self.special_token_ids else self.token_bytes(token_id)
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        special = self._special.get(token_id)
+        if special is not None:
+            return special.encode("utf-8")
+        token = self._encoder.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return b"" if token is None else spelled_bytes(token, self._letters)

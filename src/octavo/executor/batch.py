@@ -1,0 +1,49 @@
+"""StepPlan -> the arrays that a model runs on. It does not know the model, and keeps nothing between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from octavo.core.step import BlockCopy, Row
+from octavo.kernels.ops import I32, AttentionBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """The rows of a step in the order of the plan, one sequence of the attention batch to each."""
+
+    token_ids: I32  # [num_tokens]
+    attention: AttentionBatch
+    logits_rows: I32  # [number of rows that sample], index of the last token of each
+
+
+def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
+    """rows: at least one, each with at least one token, of ids that fit 32 bits."""
+    num_rows = len(rows)
+    lengths = [len(row.token_ids) for row in rows]
+    query_start = np.zeros(num_rows + 1, np.int32)
+    np.cumsum(lengths, out=query_start[1:])
+    num_tokens = int(query_start[-1])
+    token_ids = np.fromiter(chain.from_iterable([row.token_ids for row in rows]), np.int32, num_tokens)
+    start_position = np.array([row.start for row in rows], np.int32)
+    num_blocks = [-(-(row.start + length) // block_size) for row, length in zip(rows, lengths, strict=True)]
+    block_table = np.zeros((num_rows, max(num_blocks)), np.int32)
+    for index, (row, count) in enumerate(zip(rows, num_blocks, strict=True)):
+        (table,) = row.block_tables  # one table per KV group; one group so far
+        block_table[index, :count] = np.frombuffer(table, np.int32, count)
+    last = query_start[1:] - 1
+    logits_rows = np.array([last[index] for index, row in enumerate(rows) if row.sample is not None], np.int32)
+    return StepBatch(token_ids, AttentionBatch(query_start, start_position, block_table), logits_rows)
+
+
+def build_copies(copies: Sequence[BlockCopy]) -> tuple[I32, I32]:
+    """Sources and targets, in the order of the plan."""
+    count = len(copies)
+    return (
+        np.fromiter((copy.source for copy in copies), np.int32, count),
+        np.fromiter((copy.target for copy in copies), np.int32, count),
+    )

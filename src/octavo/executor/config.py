@@ -1,0 +1,58 @@
+"""What can be asked of the executor, and what "auto" comes to. It does not know the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.kv_spec import FORMAT_BYTES
+from octavo.errors import ConfigError
+
+WEIGHTS_DTYPES = ("f32", "bf16")
+BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """How the model is held and run."""
+
+    weights_dtype: str = "auto"  # auto (f32 where the model is f32, else bf16), f32 or bf16
+    kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is f16 or quantised), f32 or bf16
+    kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
+    block_size: int = 16  # tokens; a multiple of 16, at most 256
+    threads: int = 0  # 0: one per core that this process may use
+    instruction_set: str = "auto"  # auto, or one of kernels.native.supported_instruction_sets()
+
+    def __post_init__(self) -> None:
+        _check_choice("weights_dtype", self.weights_dtype, WEIGHTS_DTYPES)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, tuple(FORMAT_BYTES))
+        if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
+            raise ConfigError(f"kv_cache_memory is {self.kv_cache_memory}; it must be at least 1 byte (512MiB, say)")
+        if self.block_size % BLOCK_STEP or not BLOCK_STEP <= self.block_size <= MAX_BLOCK_SIZE:
+            raise ConfigError(
+                f"block_size is {self.block_size}; it must be a multiple of {BLOCK_STEP} from {BLOCK_STEP} to "
+                f"{MAX_BLOCK_SIZE} (16 shares prefixes best)"
+            )
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise ConfigError(
+                f"threads is {self.threads}; it must be from 1 to {MAX_THREADS}, or 0 for one per core that may be used"
+            )
+
+
+def resolve_weights_dtype(asked: str, model_dtype: str) -> str:
+    """The dtype in which the kernels hold the weights of a model stored in `model_dtype`."""
+    if asked != "auto":
+        return asked
+    return "f32" if model_dtype == "f32" else "bf16"
+
+
+def resolve_kv_format(asked: str, model_dtype: str) -> str:
+    """The KV format of a model stored in `model_dtype`."""
+    if asked != "auto":
+        return asked
+    return "f32" if model_dtype == "f32" else "bf16"
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value != "auto" and value not in choices:
+        raise ConfigError(f"{name} is {value!r}; it must be auto, {' or '.join(choices)}")

@@ -1,0 +1,80 @@
+"""The bytes of the KV cache: one pool of blocks, and each layer's view of it.
+
+It does not know which request owns a block, nor what the bytes of a block mean (`kv_formats` does).
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from octavo.core.kv_spec import FORMAT_BYTES, KVSpec
+from octavo.errors import MemoryBudgetError
+from octavo.kernels.ops import U8, KVLayer
+
+_NAN_BYTE = 0xFF  # all bits set is a NaN in every floating-point format
+
+
+class KVStorage:
+    """An anonymous mapping of exactly `spec.pool_bytes(num_blocks)` bytes.
+
+    The kernel gives the memory page by page as blocks are first written, in huge pages where it has them: unused
+    blocks cost nothing. Pages start at multiples of 4096 bytes, so the pool is aligned for every instruction set.
+    """
+
+    # Invariant: allocated_bytes, read from the buffer, equals spec.pool_bytes(num_blocks).
+
+    def __init__(self, spec: KVSpec, num_blocks: int, *, fill_with_nan: bool = False) -> None:
+        """fill_with_nan: start with NaN in every slot, so that a read of a slot that was never written shows."""
+        assert num_blocks >= 1
+        self.spec = spec
+        self.num_blocks = num_blocks
+        num_bytes = spec.pool_bytes(num_blocks)
+        try:
+            self._mapping = mmap.mmap(-1, num_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            raise MemoryBudgetError(
+                f"no address space for a KV cache of {num_bytes} bytes ({error}); lower --kv-cache-memory"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._advise_huge_pages()
+        self.pool: U8 = np.frombuffer(self._mapping, np.uint8)  # [num_blocks * bytes_per_block]
+        if fill_with_nan:
+            self.pool.fill(_NAN_BYTE)
+        self.layers = _layers(spec, self.pool)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self.pool.nbytes
+
+    def fill_block_with_nan(self, block_id: int) -> None:
+        """For tests: what was in the block is gone, and whoever reads it without writing first gets NaN."""
+        block_bytes = self.spec.bytes_per_block
+        self.pool[block_id * block_bytes : (block_id + 1) * block_bytes] = _NAN_BYTE
+
+    def _advise_huge_pages(self) -> None:
+        try:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            return  # a kernel without huge pages: the same bytes in small ones
+
+
+def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:
+    """Each layer's view, by layer index; inside a block, layers follow each other as the group lists them."""
+    found: dict[int, KVLayer] = {}
+    for group in spec.groups:
+        layer_bytes = 2 * group.num_kv_heads * group.head_dim * FORMAT_BYTES[group.kv_format] * spec.block_size
+        for place, layer_index in enumerate(group.layer_indices):
+            assert layer_index not in found
+            found[layer_index] = KVLayer(
+                pool=pool,
+                block_bytes=spec.bytes_per_block,
+                layer_offset=place * layer_bytes,
+                block_size=spec.block_size,
+                num_kv_heads=group.num_kv_heads,
+                head_dim=group.head_dim,
+                kv_format=group.kv_format,
+            )
+    assert sorted(found) == list(range(len(found)))
+    return tuple(found[index] for index in range(len(found)))

@@ -1,0 +1,81 @@
+"""Runs a plan on a model: copies, forward, one token for each row that samples.
+
+A fault of one row (a token id that the model does not have, logits that are not finite) ends that request and no other.
+It keeps no memory of requests between steps, and does not know why the plan is as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from octavo.core.step import Row, SampledToken, SampleSpec, StepPlan, StepResult
+from octavo.executor.batch import build_batch, build_copies
+from octavo.executor.kv_storage import KVStorage
+from octavo.executor.sampler import SampleFailure, sample
+from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
+
+Sampler = Callable[[F32, Sequence[SampleSpec]], list[SampledToken | SampleFailure]]
+
+
+class Vocabulary(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class ForwardModel(Protocol):
+    """What the executor needs of a model (`models.loader.CausalLM` is one)."""
+
+    @property
+    def config(self) -> Vocabulary: ...
+
+    def forward(
+        self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32
+    ) -> F32: ...  # [len(logits_rows), vocab_size]
+
+
+class ModelExecutor:
+    """`core.step.Executor` on a real model."""
+
+    def __init__(self, model: ForwardModel, ops: Ops, kv_storage: KVStorage, sampler: Sampler = sample) -> None:
+        self._model = model
+        self._ops = ops
+        self._kv_storage = kv_storage
+        self._sampler = sampler
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.copies:
+            self._copy(plan)
+        rows, failed = self._runnable(plan.rows)
+        if not rows:
+            return StepResult({}, failed, 0)
+        batch = build_batch(rows, self._kv_storage.spec.block_size)
+        logits = self._model.forward(batch.token_ids, batch.attention, self._kv_storage.layers, batch.logits_rows)
+        sampled: dict[str, SampledToken] = {}
+        sampling = [row for row in rows if row.sample is not None]
+        drawn = self._sampler(logits, [row.sample for row in sampling if row.sample is not None])
+        for row, token in zip(sampling, drawn, strict=True):
+            if isinstance(token, SampledToken):
+                sampled[row.request_id] = token
+            else:
+                failed[row.request_id] = token.reason
+        return StepResult(sampled, failed, len(batch.token_ids))
+
+    def _copy(self, plan: StepPlan) -> None:
+        """Whole blocks: what a copy brings beyond its tokens lies in slots that are written before they are read."""
+        sources, targets = build_copies(plan.copies)
+        self._ops.copy_blocks(self._kv_storage.pool, self._kv_storage.spec.bytes_per_block, sources, targets)
+
+    def _runnable(self, rows: Sequence[Row]) -> tuple[Sequence[Row], dict[str, str]]:
+        """The rows whose tokens the model has, and why the others fail."""
+        limit = self._model.config.vocab_size
+        if all(max(row.token_ids) < limit and min(row.token_ids) >= 0 for row in rows):
+            return rows, {}
+        failed = {}
+        for row in rows:
+            strange = next((token_id for token_id in row.token_ids if not 0 <= token_id < limit), None)
+            if strange is not None:
+                failed[row.request_id] = (
+                    f"token id {strange} is not in the model's vocabulary; ids go from 0 to {limit - 1}"
+                )
+        return [row for row in rows if row.request_id not in failed], failed

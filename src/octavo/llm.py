@@ -1,0 +1,341 @@
+"""Wires a model, its kernels, its block pool and the core together, and answers prompts from a script.
+
+`load` makes everything that a front end needs, in the order: files, weights, plan, pool, core. `LLM` drives the core in
+the caller's own thread. It does not know HTTP, asyncio or the command line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Any
+
+from octavo.core.block_manager import BlockManager
+from octavo.core.config import SchedulerConfig
+from octavo.core.engine_core import EngineCore
+from octavo.core.kv_spec import KVSpec
+from octavo.core.request import Request
+from octavo.core.request_output import RequestOutput
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler
+from octavo.core.step import SampledToken
+from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.open_request import OpenRequest
+from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError
+from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
+from octavo.executor.kv_storage import KVStorage
+from octavo.executor.memory import available_memory_bytes, usable_cores
+from octavo.executor.model_executor import ModelExecutor
+from octavo.executor.plan import CachePlan, plan_cache
+from octavo.executor.random_stream import derive_seed
+from octavo.kernels.native import NativeOps
+from octavo.models.hub import resolve
+from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+Prompt = str | Sequence[int]
+Message = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """The scheduler's config as a user gives it: `max_model_len` None means as long as model and memory allow."""
+
+    max_num_seqs: int = 64  # requests that run at once
+    max_num_batched_tokens: int = 512  # tokens of one step
+    max_model_len: int | None = None  # tokens of prompt and output of one request
+    enable_prefix_caching: bool = True
+    enable_kv_cache: bool = True
+
+    def __post_init__(self) -> None:
+        self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
+
+    def config(self, max_model_len: int) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            enable_prefix_caching=self.enable_prefix_caching,
+            enable_kv_cache=self.enable_kv_cache,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to answer, and the facts of it that front ends show. Whoever drives `core` owns it."""
+
+    core: EngineCore
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    name: str  # the reference that was given
+    digest: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: Mapping[str, float]  # the model's own advice, by field of SamplingParams
+    plan: CachePlan
+    weights_bytes: int
+    weights_dtype: str
+    kv_cache_dtype: str
+    instruction_set: str
+    num_threads: int
+    scheduler_config: SchedulerConfig
+
+    @property
+    def max_model_len(self) -> int:
+        return self.plan.max_model_len
+
+    @property
+    def degraded(self) -> tuple[str, ...]:
+        return self.plan.degraded
+
+
+def load(
+    model: str,
+    *,
+    scheduler: SchedulerOptions | None = None,
+    executor: ExecutorConfig | None = None,
+    chat_template: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a directory, a .gguf file, an alias or a hub id. `chat_template`: Jinja source, instead of the model's own.
+
+    Raises ModelError, DownloadError, ConfigError, MemoryBudgetError or KernelError, each with its cure.
+    """
+    options = scheduler or SchedulerOptions()
+    config = executor or ExecutorConfig()
+    source = open_model(resolve(model, progress=progress))
+    if options.max_model_len is not None:
+        source.config.check_context(options.max_model_len)
+    ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
+    tokenizer = _open_tokenizer(source.tokenizer_source)
+    weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
+    kv_format = resolve_kv_format(config.kv_cache_dtype, source.config.dtype)
+    causal_lm = load_model(source, ops, weights_dtype, progress)
+    spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
+    plan = _plan(source, spec, options, config)
+    scheduler_config = options.config(plan.max_model_len)
+    storage = KVStorage(spec, plan.num_blocks)
+    blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
+    decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
+    return LoadedModel(
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
+        tokenizer=tokenizer,
+        chat_template=_open_template(chat_template or source.generation.chat_template, tokenizer),
+        name=model,
+        digest=source.digest,
+        vocab_size=source.config.vocab_size,
+        eos_token_ids=source.generation.eos_token_ids or tokenizer.eos_token_ids,
+        default_sampling=source.generation.sampling,
+        plan=plan,
+        weights_bytes=causal_lm.weights_bytes,
+        weights_dtype=weights_dtype,
+        kv_cache_dtype=kv_format,
+        instruction_set=ops.instruction_set,
+        num_threads=ops.num_threads,
+        scheduler_config=scheduler_config,
+    )
+
+
+def _open_tokenizer(source: TokenizerSource) -> Tokenizer:
+    if source.directory is not None:
+        return Tokenizer.from_directory(source.directory)
+    assert source.gguf_metadata is not None
+    return Tokenizer.from_gguf_metadata(source.gguf_metadata)
+
+
+def _open_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """None where the model has none: then it cannot chat, and says so when asked to."""
+    if source is None:
+        return None
+    return ChatTemplate(source, tokenizer.special_tokens)
+
+
+def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
+    """Call it once the weights are loaded: what is available then is what is left for the cache."""
+    return plan_cache(
+        spec,
+        budget_bytes=config.kv_cache_memory,
+        available_bytes=available_memory_bytes(),
+        asked_model_len=options.max_model_len,
+        longest_context=source.config.max_context,
+        degraded=_lost_precision(config, source.config.dtype),
+    )
+
+
+def _lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]:
+    """What `auto` cannot give to a model in f16."""
+    if model_dtype != "f16":
+        return ()
+    found = []
+    if config.weights_dtype == "auto":
+        found.append("weights_dtype is bf16: the model's own f16 is not offered (f32 keeps every bit)")
+    if config.kv_cache_dtype == "auto":
+        found.append("kv_cache_dtype is bf16: the model's own f16 is not offered (f32 keeps every bit)")
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One answer. `finish_reason`: "stop", "length" or, for a request that failed while it ran, "error" with `error`.
+
+    `stop_reason` is the stop string or stop token id that ended it; None where the model ended by itself.
+    `logprobs` has one entry per token where they were asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: tuple[SampledToken, ...] | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    error: str | None = None
+
+
+class LLM:
+    """A model for scripts: `LLM("smollm2").generate("Once upon a time", SamplingParams(max_tokens=32))`.
+
+    Not for several threads at once. Prompts of one call run together, batched continuously; the KV cache is kept
+    between calls, so prompts that begin alike share what was computed.
+    """
+
+    def __init__(self, model: str, *, seed: int = 0, progress: Progress | None = None, **options: Any) -> None:
+        """options: the fields of SchedulerOptions and ExecutorConfig. `seed` is for requests that bring none."""
+        scheduler, executor = _split_options(options)
+        self.model: LoadedModel = load(model, scheduler=scheduler, executor=executor, progress=progress)
+        self._seed = seed
+        self._numbers = itertools.count()
+        self._closed = False
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Answer no more. The memory goes when the last reference to this object does."""
+        self._closed = True
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]:
+        """One completion for each prompt (a text, or token ids), in order.
+
+        params None: the model's own advice. Raises InvalidRequestError, before anything runs, for a prompt that
+        cannot be answered (CapacityError, with the arithmetic, where it is too long).
+        """
+        tokenizer = self.model.tokenizer
+        ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in _each(prompts)]
+        return self._run(ids, self._params(params))
+
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """The assistant's next message for one conversation, or for each of several. Errors as in `generate`."""
+        template = self.model.chat_template
+        if template is None:
+            raise ConfigError(f"{self.model.name} has no chat template; use generate() with a prompt in its own form")
+        talks: list[Any] = list(messages) if messages and not isinstance(messages[0], dict) else [messages]
+        texts = [template.render(list(talk), add_generation_prompt=True) for talk in talks]
+        ids = [self.model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return self._run(ids, self._params(params))
+
+    def _params(self, params: SamplingParams | None) -> SamplingParams:
+        if params is None:
+            return SamplingParams(**self.model.default_sampling)  # type: ignore[arg-type]
+        foreign = [token_id for token_id, _ in params.logit_bias if token_id >= self.model.vocab_size]
+        if foreign:
+            raise InvalidRequestError(
+                f"logit_bias names token {foreign[0]}; this model's ids go from 0 to {self.model.vocab_size - 1}",
+                param="logit_bias",
+            )
+        return params
+
+    def _run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Completion]:
+        if self._closed:
+            raise EngineStoppedError("this LLM is closed; make a new one")
+        core = self.model.core
+        answers: dict[str, _Answer] = {}
+        try:
+            for token_ids in prompts:
+                answer = self._open(token_ids, params)
+                core.add(answer.request)
+                answers[answer.request.request_id] = answer
+            while core.has_work:
+                for output in core.step():
+                    answer = answers[output.request_id]
+                    if not answer.is_complete and answer.take(output):
+                        core.finish(output.request_id)
+        finally:
+            if not all(answer.is_complete for answer in answers.values()):  # the next call finds the core empty
+                core.fail_all("the call that it belonged to ended early")
+        return [answer.completion() for answer in answers.values()]
+
+    def _open(self, token_ids: Sequence[int], params: SamplingParams) -> _Answer:
+        number = next(self._numbers)
+        name = f"llm-{number}"
+        seed = derive_seed(self._seed, number) if params.seed is None else params.seed
+        request = Request(name, token_ids, params, seed=seed, eos_token_ids=self.model.eos_token_ids)
+        detokenizer = self.model.tokenizer.new_detokenizer(token_ids)
+        return _Answer(request, OpenRequest(GenerationRequest(name, token_ids, params), detokenizer, seed, 0.0))
+
+
+class _Answer:
+    """One completion while it grows."""
+
+    def __init__(self, request: Request, opened: OpenRequest) -> None:
+        self.request = request
+        self._opened = opened
+        self._deltas: list[GenerationDelta] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._deltas) and self._deltas[-1].finish_reason is not None
+
+    def take(self, output: RequestOutput) -> bool:
+        """Whether the text is complete, by a stop string, while the core would go on."""
+        self._deltas.append(self._opened.push(output))
+        return self.is_complete and output.finish_reason is None
+
+    def completion(self) -> Completion:
+        whole = merge_deltas(self._deltas)
+        assert whole.finish_reason is not None
+        asked = self.request.params.logprobs is not None
+        return Completion(
+            text=whole.text,
+            token_ids=whole.token_ids,
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+            logprobs=tuple(scored.sampled for scored in whole.scored_tokens) if asked else None,
+            num_prompt_tokens=whole.num_prompt_tokens,
+            num_cached_tokens=whole.num_cached_tokens,
+            error=whole.error,
+        )
+
+
+def _each(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _split_options(options: dict[str, Any]) -> tuple[SchedulerOptions, ExecutorConfig]:
+    of_scheduler = {name: options[name] for name in _names(SchedulerOptions) if name in options}
+    of_executor = {name: options[name] for name in _names(ExecutorConfig) if name in options}
+    known = (*_names(SchedulerOptions), *_names(ExecutorConfig))
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"there is no option {name!r}; there are {', '.join(known)}, seed and progress")
+    return SchedulerOptions(**of_scheduler), ExecutorConfig(**of_executor)
+
+
+def _names(config: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(config))

@@ -1,0 +1,188 @@
+"""The way in: open a model by its headers alone, then load its weights. It joins files, config, weights and model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from octavo.core.kv_spec import KVGroupSpec
+from octavo.errors import ConfigError, ModelError
+from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
+from octavo.models.config import ModelConfig
+from octavo.models.config_gguf import config_from_gguf
+from octavo.models.config_json import config_from_json
+from octavo.models.generation import GenerationDefaults, generation_from_directory, generation_from_gguf
+from octavo.models.gguf_file import GgufFile
+from octavo.models.json_file import read_json
+from octavo.models.llama import LlamaModel
+from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
+from octavo.models.tensor_file import TensorFile, tensors_digest
+from octavo.models.weight_names import GGUF, HUGGING_FACE, check_tensors
+from octavo.models.weights import WeightSource, load_weights
+
+WEIGHTS_DTYPES = ("auto", "f32", "bf16")
+_TOKENIZER_KEYS = ("tokenizer.", "general.")
+_PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class CausalLM(Protocol):
+    """What an executor needs of a model."""
+
+    config: ModelConfig
+    weights_bytes: int
+
+    def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]: ...
+
+    def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """Where the tokenizer is: exactly one of the two."""
+
+    directory: Path | None = None  # with tokenizer.json
+    gguf_metadata: Mapping[str, Any] | None = None  # keys "tokenizer.*" and "general.*"; text, numbers, lists of them
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """An opened model: all that its headers say, and the mapped files to load from."""
+
+    path: Path
+    config: ModelConfig
+    digest: str  # SHA-256 in hex of config and tensors (see tensor_file); not of tokenizer or template
+    tokenizer_source: TokenizerSource
+    generation: GenerationDefaults
+    weights: WeightSource
+
+
+def open_model(path: Path) -> ModelSource:
+    """Read the headers of a model directory or a .gguf file. ModelError, in one sentence, for whatever is wrong."""
+    try:
+        return _open(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from error
+
+
+def _open(path: Path) -> ModelSource:
+    if path.is_dir():
+        return _open_directory(path)
+    if not path.exists():
+        raise ModelError(f"there is no model at {path}; give a model directory or a .gguf file")
+    if path.suffix == ".safetensors":
+        raise ModelError(
+            f"{path} is one weight file; give the directory {path.parent} with its config.json and tokenizer"
+        )
+    if path.suffix in _PICKLE_ENDINGS:
+        raise _refuse_pickle(path)
+    return _open_gguf(path)
+
+
+def load_model(
+    source: ModelSource, ops: Ops, weights_dtype: str = "auto", progress: Callable[[int, int], None] | None = None
+) -> CausalLM:
+    """Read, dequantise and pack the weights; progress(bytes done, bytes in all)."""
+    dtype = resolve_weights_dtype(source.config, weights_dtype)
+    return LlamaModel(source.config, load_weights(source.weights, source.config, ops, dtype, progress), ops)
+
+
+def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
+    """ "f32" or "bf16"; auto keeps float32 models in float32 and packs all others as bfloat16."""
+    if weights_dtype not in WEIGHTS_DTYPES:
+        raise ConfigError(f"--weights-dtype {weights_dtype!r} is not one of {', '.join(WEIGHTS_DTYPES)}")
+    if weights_dtype == "auto":
+        return "f32" if config.dtype == "f32" else "bf16"
+    return weights_dtype
+
+
+def _open_directory(directory: Path) -> ModelSource:
+    if not (directory / "config.json").exists():
+        return _open_directory_without_config(directory)
+    data = read_json(directory / "config.json")
+    config = config_from_json(data)
+    if not (directory / INDEX_NAME).exists() and not (directory / SINGLE_NAME).exists():
+        raise _refuse_directory(directory)
+    files = SafetensorsFiles(directory)
+    check_tensors(config, HUGGING_FACE, files)
+    config = dataclasses.replace(config, dtype=_main_dtype(files))
+    return ModelSource(
+        path=directory,
+        config=config,
+        digest=_digest(config, files),
+        tokenizer_source=TokenizerSource(directory=directory),
+        generation=generation_from_directory(directory, data, config.vocab_size),
+        weights=WeightSource(files, HUGGING_FACE, pairs_interleaved=False),
+    )
+
+
+def _open_directory_without_config(directory: Path) -> ModelSource:
+    if (directory / "adapter_config.json").exists():
+        raise ModelError(
+            f"{directory} is a LoRA adapter, which is not supported yet; merge it into its base model and give that"
+        )
+    found = sorted(directory.glob("*.gguf"))
+    if len(found) == 1:
+        return _open_gguf(found[0])
+    if found:
+        raise ModelError(f"{directory} has {len(found)} GGUF files; give one of them: {found[0]}")
+    raise ModelError(f"{directory} has neither a config.json nor a .gguf file; it is not a model directory")
+
+
+def _refuse_directory(directory: Path) -> ModelError:
+    pickles = sorted(file for file in directory.iterdir() if file.suffix in _PICKLE_ENDINGS)
+    if pickles:
+        return _refuse_pickle(pickles[0])
+    return ModelError(f"{directory} has no weights ({SINGLE_NAME} or {INDEX_NAME}); download the model again")
+
+
+def _refuse_pickle(path: Path) -> ModelError:
+    return ModelError(
+        f"{path} is a pickle file, which can run code when it is read and is not supported; supported are safetensors "
+        "and GGUF: convert it (in transformers: load the model and save_pretrained it) or choose another revision"
+    )
+
+
+def _open_gguf(path: Path) -> ModelSource:
+    file = GgufFile(path)
+    shapes = {name: header.shape for name, header in file.tensors.items()}
+    try:
+        config = config_from_gguf(file.metadata, shapes)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    check_tensors(config, GGUF, file)
+    config = dataclasses.replace(config, dtype=_main_dtype(file))
+    tokenizer = {key: _plain(file.metadata[key]) for key in file.metadata if key.startswith(_TOKENIZER_KEYS)}
+    return ModelSource(
+        path=path,
+        config=config,
+        digest=_digest(config, file),
+        tokenizer_source=TokenizerSource(gguf_metadata=tokenizer),
+        generation=generation_from_gguf(file.metadata, config.vocab_size),
+        # Converters to GGUF interleave the rows of q and k for this architecture, and for no other one here.
+        weights=WeightSource(file, GGUF, pairs_interleaved=config.architecture == "LlamaForCausalLM"),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _main_dtype(file: TensorFile) -> str:
+    """What most numbers of the matrices are stored as."""
+    count: Counter[str] = Counter()
+    for header in file.tensors.values():
+        if len(header.shape) == 2:
+            count[header.dtype] += header.shape[0] * header.shape[1]
+    return count.most_common(1)[0][0]
+
+
+def _digest(config: ModelConfig, file: TensorFile) -> str:
+    digest = tensors_digest(file)
+    digest.update(repr(config).encode())
+    return digest.hexdigest()

@@ -1,0 +1,158 @@
+"""Endpoints that ask and change little: models, health, KV status and reset, tokens and text, version.
+
+They do not know how a text is generated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from typing import Any
+
+from octavo.core.kv_spec import KVGroupSpec
+from octavo.engine.status import EngineStatus
+from octavo.server.api_error import invalid
+from octavo.server.context import Call, ServerContext
+from octavo.server.fields import check_names, checked, convert, model_not_found
+from octavo.server.messages import read_messages
+from octavo.server.reply import JsonReply, Reply
+from octavo.server.sampling import check_token_ids
+from octavo.server.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeFields:
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizeFields:
+    model: str | None = None
+    tokens: list[int] | None = None
+
+
+async def list_models(context: ServerContext, _call: Call) -> Reply:
+    return JsonReply({"object": "list", "data": [_model_card(name, context.model) for name in context.model.names]})
+
+
+async def get_model(context: ServerContext, call: Call) -> Reply:
+    name = call.path["model"]
+    if name not in context.model.names:
+        raise model_not_found(name, context.model.names)
+    return JsonReply(_model_card(name, context.model))
+
+
+async def health(context: ServerContext, _call: Call) -> Reply:
+    """200 while requests are taken. It asks nothing of the engine's thread, so a long step does not delay it."""
+    state = context.engine.state
+    if state == "running":
+        return JsonReply({"status": "ok"})
+    return JsonReply({"status": state, "reason": context.engine.reason}, status=503)
+
+
+async def version(_context: ServerContext, _call: Call) -> Reply:
+    try:
+        return JsonReply({"version": installed_version("octavo")})
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return JsonReply({"version": "unknown"})
+
+
+async def kv_status(context: ServerContext, _call: Call) -> Reply:
+    return JsonReply(kv_status_body(await context.engine.status(), context.model))
+
+
+async def kv_reset(context: ServerContext, call: Call) -> Reply:
+    """Drops what the cache keeps for later; running requests keep their blocks."""
+    check_names(call.body)
+    return JsonReply({"dropped_blocks": await context.engine.reset_prefix_cache()})
+
+
+async def tokenize(context: ServerContext, call: Call) -> Reply:
+    check_names(call.body, TokenizeFields)
+    fields = convert(call.body, TokenizeFields)
+    context.check_model(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid("send either prompt (a string) or messages (a chat)", "prompt", "missing_field")
+    if fields.prompt is not None:
+        special = fields.add_special_tokens is not False
+        token_ids = await context.engine.encode(fields.prompt, add_special_tokens=special)
+    else:
+        if fields.add_special_tokens is not None:
+            raise invalid("add_special_tokens goes with prompt; in a chat the template decides", "add_special_tokens")
+        template = context.model.chat_template
+        token_ids = await read_messages(fields.messages, context.engine, template, context.config.max_messages)
+    return JsonReply({"count": len(token_ids), "max_model_len": context.model.max_model_len, "tokens": token_ids})
+
+
+async def detokenize(context: ServerContext, call: Call) -> Reply:
+    check_names(call.body, DetokenizeFields)
+    fields = convert(call.body, DetokenizeFields)
+    context.check_model(fields.model)
+    if fields.tokens is None:
+        raise invalid("tokens is missing; send a list of token ids", "tokens", "missing_field")
+    token_ids = checked(fields.tokens, list[int], at="tokens")
+    check_token_ids(token_ids, context.model.vocab_size, "tokens")
+    tokenizer = context.engine.tokenizer
+    text = await context.engine.with_text(
+        len(token_ids), lambda: tokenizer.decode(token_ids, skip_special_tokens=False)
+    )
+    return JsonReply({"prompt": text})
+
+
+def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object]:
+    core = status.core
+    return {
+        "state": status.state,
+        "num_blocks": core.num_blocks,
+        "block_size": core.block_size,
+        "kv_bytes_per_block": core.kv_bytes_per_block,
+        "free_blocks": core.free_blocks,
+        "cached_blocks": core.cached_blocks,
+        "used_blocks": core.used_blocks,
+        "internal_waste_tokens": core.internal_waste_tokens,
+        "kv_groups": [_group(group) for group in core.kv_groups],
+        "queries_tokens": core.queries_tokens,
+        "hit_tokens": core.hit_tokens,
+        "computed_tokens": core.computed_tokens,
+        "recomputed_tokens": core.recomputed_tokens,
+        "evicted_blocks": core.evicted_blocks,
+        "preemptions": core.preemptions,
+        "running": core.running,
+        "waiting": core.waiting,
+        "degraded": list(model.degraded),
+    }
+
+
+def _group(group: KVGroupSpec) -> dict[str, object]:
+    return {
+        "name": group.name,
+        "num_layers": len(group.layer_indices),
+        "layers": list(group.layer_indices),
+        "num_kv_heads": group.num_kv_heads,
+        "head_dim": group.head_dim,
+        "kv_format": group.kv_format,
+        "bytes_per_token": group.bytes_per_token,
+    }
+
+
+def _model_card(name: str, model: ServedModel) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "octavo",
+        "root": model.name,
+        "max_model_len": model.max_model_len,
+        "octavo": {
+            "digest": model.digest,
+            "weights_dtype": model.weights_dtype,
+            "kv_cache_dtype": model.kv_cache_dtype,
+            "max_request_tokens": model.max_request_tokens,
+            "default_sampling": {"temperature": 1.0, **model.default_sampling},
+            "has_chat_template": model.chat_template is not None,
+        },
+    }

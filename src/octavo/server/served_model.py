@@ -1,0 +1,35 @@
+"""What the server says about the model it serves, and needs to read requests. It holds no weights and no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.engine.chat_template import ChatTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """`names`: what clients may call it; the first is the one in answers.
+
+    `max_model_len` bounds prompt + output of a request; `max_request_tokens` is that or less, where the pool of blocks
+    cannot hold so much. `default_sampling` is the model's own advice (from its generation_config.json), for fields
+    that a request leaves out. `vocab_size` is the number of token ids. `degraded`: what was asked for and is not had.
+    """
+
+    names: tuple[str, ...]
+    max_model_len: int
+    max_request_tokens: int
+    vocab_size: int
+    chat_template: ChatTemplate | None = None
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
+    created: int = 0
+    digest: str = ""
+    kv_cache_dtype: str = ""
+    weights_dtype: str = ""
+    enable_prefix_caching: bool = True
+    degraded: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.names[0]

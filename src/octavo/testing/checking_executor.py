@@ -1,0 +1,169 @@
+"""An executor that computes nothing and believes nothing: it proves that a plan reads only what was written.
+
+Instead of K and V each slot keeps the position, the token and a hash of all tokens up to it, which is what real K and V
+depend on. Reading checks every slot; sampling is a function of the prefix alone. It knows requests only by the prompts
+that a test tells it, and never looks into the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.step import BlockCopy, Row, SampledToken, SampleSpec, StepPlan, StepResult
+
+_MASK = 2**64 - 1
+
+
+def extend_hash(prefix: int, token: int) -> int:
+    """The hash of a text that has one token more. The same in every process."""
+    mixed = ((prefix ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+def sample_token(prefix: int, spec: SampleSpec, vocab_size: int) -> int:
+    """The token that follows a text: any function of the text, the seed and the position that obeys the ban will do."""
+    token = extend_hash(prefix, spec.seed % _MASK) % vocab_size
+    while token in spec.banned_token_ids:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def reference_text(prompt: Sequence[int], specs: Sequence[SampleSpec], vocab_size: int) -> list[int]:
+    """The output tokens that an engine without cache, batch or limits gives, one for each spec."""
+    prefix = 0
+    for token in prompt:
+        prefix = extend_hash(prefix, token)
+    output = []
+    for spec in specs:
+        output.append(sample_token(prefix, spec, vocab_size))
+        prefix = extend_hash(prefix, output[-1])
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What stands in for K and V of one token."""
+
+    position: int
+    token: int
+    prefix: int  # hash of the tokens up to and including this one
+
+
+class CheckingExecutor:
+    """Implements Executor. An AssertionError names the request, the position and what is wrong."""
+
+    def __init__(self, block_size: int, *, vocab_size: int = 3, num_groups: int = 1, keep_plans: bool = True) -> None:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._num_groups = num_groups
+        self._keep_plans = keep_plans
+        self._slots: dict[int, list[Slot | None]] = {}  # block id -> its slots
+        self._texts: dict[str, list[int]] = {}  # request id -> the tokens that it must have
+        self._told: set[str] = set()
+        self.fail_next: dict[str, str] = {}  # request id -> why its next row fails
+        self.plans: list[StepPlan] = []
+        self.num_processed_tokens = 0
+        self.num_copies = 0
+
+    def expect(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Tell a request's prompt, so that reading another's text is noticed even where that text is whole."""
+        self._texts[request_id] = list(token_ids)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._keep_plans:
+            self.plans.append(plan)
+        for copy in plan.copies:
+            self._copy(copy)
+        ids = [row.request_id for row in plan.rows]
+        assert len(set(ids)) == len(ids), "a request has two rows in one step"
+        assert not set(ids) & set(plan.preempted), "a preempted request has a row"
+        self._check_writes(plan.rows)
+        result = StepResult({}, num_tokens=sum(len(row.token_ids) for row in plan.rows))
+        prefixes = [self._read(row) for row in plan.rows]  # all read before any writes: rows must not depend on order
+        for row, prefix in zip(plan.rows, prefixes, strict=True):
+            last = self._write(row, prefix)
+            if row.request_id in self.fail_next:
+                result.failed[row.request_id] = self.fail_next.pop(row.request_id)
+            elif row.sample is not None:
+                token = sample_token(last, row.sample, self._vocab_size)
+                result.sampled[row.request_id] = SampledToken(token)
+                if row.request_id in self._texts:
+                    self._check_sample(row, row.sample)
+                    self._texts[row.request_id].append(token)
+        self.num_processed_tokens += result.num_tokens
+        return result
+
+    def _block(self, block_id: int) -> list[Slot | None]:
+        assert block_id >= 0, f"block {block_id} does not exist"
+        return self._slots.setdefault(block_id, [None] * self._block_size)
+
+    def _copy(self, copy: BlockCopy) -> None:
+        assert copy.source != copy.target, f"block {copy.source} is copied to itself"
+        assert 0 < copy.num_tokens < self._block_size, (
+            f"a copy of {copy.num_tokens} tokens: blocks have {self._block_size}"
+        )
+        source, target = self._block(copy.source), self._block(copy.target)
+        for index in range(self._block_size):
+            assert index >= copy.num_tokens or source[index] is not None, f"block {copy.source} is copied with a hole"
+            target[index] = source[index] if index < copy.num_tokens else None
+        self.num_copies += 1
+
+    def _check_writes(self, rows: Sequence[Row]) -> None:
+        """No slot is written twice, and no block is written that another row reads."""
+        writer: dict[int, str] = {}
+        for row in rows:
+            assert row.token_ids, f"{row.request_id}: a row must run at least one token"
+            assert len(row.block_tables) == self._num_groups, f"{row.request_id}: {len(row.block_tables)} block tables"
+            for table in row.block_tables:
+                first, last = row.start // self._block_size, (row.start + len(row.token_ids) - 1) // self._block_size
+                assert last < len(table), (
+                    f"{row.request_id}: position {row.start + len(row.token_ids) - 1} has no block"
+                )
+                for block_id in table[first : last + 1]:
+                    other = writer.setdefault(block_id, row.request_id)
+                    assert other == row.request_id, f"{row.request_id} and {other} both write block {block_id}"
+        for row in rows:
+            held = [block_id for table in row.block_tables for block_id in table]
+            assert len(set(held)) == len(held), f"{row.request_id}: a block stands twice in its tables"
+            for block_id in held:
+                other = writer.get(block_id, row.request_id)
+                assert other == row.request_id, f"{other} writes block {block_id} that {row.request_id} holds"
+
+    def _read(self, row: Row) -> int:
+        """What attention reads before this row's own tokens: returns the hash of that prefix."""
+        text = self._texts.get(row.request_id)
+        prefix = 0
+        for position in range(row.start):
+            index, offset = divmod(position, self._block_size)
+            slots = {self._block(table[index])[offset] for table in row.block_tables}
+            assert len(slots) == 1, f"{row.request_id}: the groups differ at position {position}"
+            slot = slots.pop()
+            assert slot is not None, f"{row.request_id}: nothing was written at position {position}"
+            assert slot.position == position, f"{row.request_id}: position {slot.position} stands at {position}"
+            if text is not None:
+                assert slot.token == text[position], f"{row.request_id}: a foreign token stands at position {position}"
+            prefix = extend_hash(prefix, slot.token)
+            assert slot.prefix == prefix, f"{row.request_id}: what stands at {position} belongs to another text"
+        return prefix
+
+    def _write(self, row: Row, prefix: int) -> int:
+        """Write the row's tokens; returns the hash of the text up to its last one."""
+        text = self._texts.get(row.request_id)
+        for position, token in enumerate(row.token_ids, row.start):
+            if text is not None:
+                assert position < len(text), f"{row.request_id}: runs position {position} of a text of {len(text)}"
+                assert token == text[position], f"{row.request_id}: runs a foreign token at position {position}"
+            prefix = extend_hash(prefix, token)
+            index, offset = divmod(position, self._block_size)
+            for table in row.block_tables:
+                self._block(table[index])[offset] = Slot(position, token, prefix)
+        return prefix
+
+    def _check_sample(self, row: Row, spec: SampleSpec) -> None:
+        end, text = row.start + len(row.token_ids), self._texts[row.request_id]
+        assert end == len(text), f"{row.request_id}: samples after {end} of {len(text)} tokens"
+        if spec.prompt_token_ids:
+            history = [*spec.prompt_token_ids, *spec.output_token_ids]
+            assert history == text, f"{row.request_id}: the penalties see another text"
+            assert len(spec.output_token_ids) == spec.position, f"{row.request_id}: position {spec.position} is wrong"

@@ -1,0 +1,345 @@
+"""Drives the core with the checking executor and holds it to everything that must be true after each step.
+
+The shadow model is made from what comes in and goes out alone: prompts, plans, events, outputs. Only
+`check_structure` looks inside.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.core import events
+from octavo.core.block_manager import BlockManager
+from octavo.core.config import SchedulerConfig
+from octavo.core.engine_core import EngineCore, RequestOutput
+from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.core.request import Request
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler import Scheduler
+from octavo.core.step import SampleSpec, StepPlan, StepResult
+from octavo.errors import CapacityError
+from octavo.testing.checking_executor import CheckingExecutor, extend_hash, sample_token
+
+VOCAB_SIZE = 3
+
+
+def kv_spec(block_size: int, num_groups: int = 1) -> KVSpec:
+    groups = tuple(KVGroupSpec(f"full{g}", (g,), 1, 8, "bf16") for g in range(num_groups))
+    return KVSpec(groups, block_size)
+
+
+@dataclass
+class Shadow:
+    """What the outside knows of one request."""
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    eos: tuple[int, ...]
+    namespace: str
+    is_branch: bool = False
+    inherited: list[int] = field(default_factory=list)  # output tokens that a branch starts with
+    output: list[int] = field(default_factory=list)
+    final: RequestOutput | None = None
+    preemptions: int = 0
+    num_run: int = 0  # tokens of its rows
+
+    def reference(self) -> tuple[list[int], str]:
+        """Output and finish reason that an engine without a cache, a batch or a limit gives."""
+        params, output, prefix = self.params, list(self.inherited), 0
+        ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.eos))
+        for token in (*self.prompt, *output):
+            prefix = extend_hash(prefix, token)
+        while True:
+            banned = tuple(sorted(ending)) if len(output) < params.min_tokens else ()
+            token = sample_token(prefix, SampleSpec(params, self.seed, len(output), banned), VOCAB_SIZE)
+            output.append(token)
+            prefix = extend_hash(prefix, token)
+            if token in ending and len(output) > params.min_tokens:
+                return output, "stop"
+            if len(output) >= params.max_tokens:
+                return output, "length"
+
+
+class Harness:
+    def __init__(
+        self,
+        *,
+        block_size: int = 4,
+        num_blocks: int = 16,
+        budget: int = 16,
+        seats: int = 4,
+        num_groups: int = 1,
+        prefix_caching: bool = True,
+        kv_cache: bool = True,
+        token_exact: bool = True,
+        context: int = 10_000,
+    ) -> None:
+        self.spec = kv_spec(block_size, num_groups)
+        self.blocks = BlockManager(self.spec, num_blocks * num_groups, token_exact_hits=token_exact)
+        self.config = SchedulerConfig(seats, budget, context, prefix_caching, kv_cache)
+        self.scheduler = Scheduler(self.config, self.blocks, vocab_size=VOCAB_SIZE)
+        self.executor = CheckingExecutor(block_size, vocab_size=VOCAB_SIZE, num_groups=num_groups)
+        self.core = EngineCore(self.scheduler, self)
+        self.core.add_listener(self._hear)
+        self.shadows: dict[str, Shadow] = {}
+        self.unfinished: dict[str, None] = {}
+        self.events: list[events.Event] = []
+        self.resident: dict[tuple[int, ...], tuple[tuple[int, ...], bytes]] = {}  # blocks -> blocks above, tokens
+        self.computed: set[tuple[str, int]] = set()  # namespace, hash of a prefix whose KV was computed in it
+        self.num_plan_tokens = 0
+        self.num_hit_tokens = 0
+
+    # -- what a user does
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        priority: int = 0,
+        namespace: str = "",
+        eos: tuple[int, ...] = (),
+        **params: object,
+    ) -> str | None:
+        """Returns the request id, or None if it was refused because it can never fit."""
+        request_id = f"r{len(self.shadows)}"
+        sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+        request = Request(
+            request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
+        )
+        stored = len(prompt) + max_tokens - 1
+        fits = self.spec.blocks_for_tokens(stored) <= self.blocks.pool.num_blocks and stored < self.config.max_model_len
+        try:
+            self.core.add(request)
+        except CapacityError:
+            assert not fits, "a request was refused that fits"
+            return None
+        assert fits, "a request was accepted that can never fit"
+        self._remember(request_id, Shadow(list(prompt), sampling, 7, eos, namespace))
+        return request_id
+
+    def fork(self, parent_id: str, max_tokens: int) -> str | None:
+        """Branch a request that has not ended; the branch draws with another seed."""
+        parent = self.shadows[parent_id]
+        child_id = f"r{len(self.shadows)}"
+        max_tokens = max(max_tokens, len(parent.output) + 1)
+        params = SamplingParams(max_tokens=max_tokens)
+        child = Request(child_id, parent.prompt, params, seed=len(self.shadows) + 100, namespace=parent.namespace)
+        inherited = parent.inherited + parent.output[len(parent.inherited) :]
+        try:
+            self.scheduler.fork(parent_id, child)
+        except CapacityError:
+            return None
+        shadow = Shadow(parent.prompt, params, child.seed, (), parent.namespace, True, inherited, list(inherited))
+        self._remember(child_id, shadow)
+        self.executor.expect(child_id, [*parent.prompt, *inherited])
+        return child_id
+
+    def _remember(self, request_id: str, shadow: Shadow) -> None:
+        self.shadows[request_id] = shadow
+        self.unfinished[request_id] = None
+        self.executor.expect(request_id, shadow.prompt)
+
+    def step(self) -> list[RequestOutput]:
+        first = self.scheduler.running[0].request_id if self.scheduler.running else None
+        num_plans = len(self.executor.plans)
+        outputs = self.core.step()
+        if len(self.executor.plans) > num_plans and first in self.unfinished:
+            ran = {row.request_id for row in self.executor.plans[-1].rows}
+            assert first in ran, f"{first} comes first and made no progress"
+        for output in outputs:
+            self._take(output)
+        self.check()
+        return outputs
+
+    def end(self, request_id: str, *, as_stop: bool = False) -> None:
+        end = self.core.finish if as_stop else self.core.abort
+        assert end(request_id) is (request_id in self.unfinished)
+        assert not end(request_id), "a request was ended twice"
+        if request_id in self.unfinished:
+            del self.unfinished[request_id]
+            assert self.core.has_work, "its final output would never be told"
+        self.check()
+
+    def drain(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                break
+            self.step()
+        assert not self.core.has_work, f"{list(self.unfinished)} have not ended after {max_steps} steps"
+        assert not self.unfinished, f"{list(self.unfinished)} were forgotten"
+        assert all(shadow.final is not None for shadow in self.shadows.values()), "a request has no final output"
+        status = self.core.status()
+        assert (status.used_blocks, status.running, status.waiting, status.internal_waste_tokens) == (0, 0, 0, 0)
+        assert sum(status.finished.values()) == len(self.shadows)
+
+    def empty(self) -> None:
+        """Drain, and take everything that was counted as available."""
+        self.drain()
+        cached = self.core.status().cached_blocks
+        assert self.core.reset_prefix_cache() == cached
+        assert self.core.status().free_blocks == self.blocks.pool.num_blocks
+        assert not self.resident
+        assert self.blocks.tree.num_namespaces == 0
+
+    # -- the executor's side and the outputs
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Stands between core and executor."""
+        assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len(plan.rows) <= self.config.max_num_seqs
+        self._check_admissions()
+        result = self.executor.execute(plan)
+        self.num_plan_tokens += plan.num_tokens
+        for row in plan.rows:
+            shadow = self.shadows[row.request_id]
+            shadow.num_run += len(row.token_ids)
+            text, prefix = [*shadow.prompt, *shadow.output], 0
+            for token in text[: row.start + len(row.token_ids)]:
+                prefix = extend_hash(prefix, token)
+                self.computed.add((shadow.namespace, prefix))
+        for request_id in plan.preempted:
+            self.shadows[request_id].preemptions += 1
+        return result
+
+    def _check_admissions(self) -> None:
+        """What a request found in the cache was computed before this step, for its own namespace."""
+        for event in reversed(self.events):
+            if isinstance(event, events.StepStarted):
+                return
+            if isinstance(event, events.RequestAdmitted):
+                shadow, prefix = self.shadows[event.request_id], 0
+                text = [*shadow.prompt, *shadow.output]
+                assert event.num_matched_tokens < len(text), "the last token must run"
+                for token in text[: event.num_matched_tokens]:
+                    prefix = extend_hash(prefix, token)
+                    assert (shadow.namespace, prefix) in self.computed, f"{event.request_id} hit what was not computed"
+
+    def _take(self, output: RequestOutput) -> None:
+        shadow = self.shadows[output.request_id]
+        assert shadow.final is None, f"{output.request_id} got an output after its final one"
+        if output.token is not None:
+            shadow.output.append(output.token.token_id)
+        assert output.num_output_tokens == len(shadow.output)
+        assert output.num_prompt_tokens == len(shadow.prompt)
+        assert output.num_cached_tokens < len(shadow.prompt) or shadow.is_branch
+        if output.finish_reason is None:
+            return
+        shadow.final = output
+        self.unfinished.pop(output.request_id, None)
+        text, reason = shadow.reference()
+        if output.token is None:
+            assert shadow.output == text[: len(shadow.output)], f"{output.request_id}: wrong text"
+            assert (output.finish_reason == "error") is (output.error is not None)
+            return
+        assert (shadow.output, output.finish_reason) == (text, reason), f"{output.request_id}: wrong text or end"
+        if not shadow.preemptions and not shadow.is_branch and self.config.enable_kv_cache:
+            stored = len(shadow.prompt) + len(shadow.output) - 1
+            assert output.num_cached_tokens + shadow.num_run == stored, f"{output.request_id}: its ledger is wrong"
+
+    def _hear(self, event: events.Event) -> None:
+        self.events.append(event)
+        if isinstance(event, events.BlocksCommitted):
+            above = event.parent_block_ids
+            assert not above or above in self.resident
+            assert all(twin in self.resident for twin in event.twins)
+            for block in event.blocks:
+                assert block.block_ids not in self.resident
+                self.resident[block.block_ids] = (above, block.tokens)
+                above = block.block_ids
+        elif isinstance(event, events.BlocksEvicted):
+            for block_ids in event.blocks:
+                del self.resident[block_ids]
+        elif isinstance(event, events.RequestAdmitted):
+            self.num_hit_tokens += event.num_hit_tokens
+
+    # -- what must hold
+
+    def check(self) -> None:
+        self.check_ledger()
+        self.check_structure()
+
+    def check_ledger(self) -> None:
+        status = self.core.status()
+        assert status.free_blocks + status.cached_blocks + status.used_blocks == status.num_blocks
+        counted = status.computed_tokens + status.recomputed_tokens + status.failed_tokens
+        assert counted == self.num_plan_tokens == self.executor.num_processed_tokens == status.processed_tokens
+        assert status.hit_tokens == self.num_hit_tokens
+        assert status.copies == self.executor.num_copies, "copies counted are not copies made"
+        assert status.running + status.waiting == len(self.unfinished)
+        assert status.preemptions == sum(shadow.preemptions for shadow in self.shadows.values())
+        assert status.hit_tokens <= status.queries_tokens
+
+    def check_structure(self) -> None:
+        pool, tree, running = self.blocks.pool, self.blocks.tree, self.scheduler.running
+        held = Counter(block for request in running for table in request.block_tables for block in table)
+        assert [held[block] for block in range(pool.num_blocks)] == pool.ref_count, "references are not holders"
+        free, idle = list(pool.free_block_ids), list(pool.idle)
+        assert sorted([*free, *idle, *held]) == list(range(pool.num_blocks)), "a block is in two places, or in none"
+        nodes = list(tree.nodes())
+        indexed = {block for node in nodes for block in node.block_ids}
+        assert not indexed & set(free), "a free block can be hit"
+        assert set(idle) <= indexed, "an idle block can never be hit"
+        assert sum(len(node.block_ids) for node in nodes) == len(indexed), "a block is indexed twice"
+        above = {n.block_ids: n.parent.block_ids if n.parent is not None else () for n in nodes}
+        told = {node.block_ids: (above[node.block_ids], node.key) for node in nodes}
+        assert self.resident == told, "the events tell another cache"
+        place = {block: index for index, block in enumerate(idle)}
+        for node in nodes:
+            for one, parent in zip(node.block_ids, above[node.block_ids], strict=False):
+                if parent in place:
+                    assert one in place, "a parent is idle while its child is held"
+                    assert place[one] < place[parent], "what is counted as available cannot be had: parent before child"
+        orders = [request.order for request in running]
+        assert orders == sorted(orders)
+        for request in running:
+            self._check_path(request)
+
+    def _check_path(self, request: Request) -> None:
+        node, size = request.node, self.spec.block_size
+        for index in reversed(range(request.num_committed_blocks)):
+            assert node is not None
+            assert node.block_ids == tuple(table[index] for table in request.block_tables), "a table is no path"
+            assert node.key == request.token_ids[index * size : (index + 1) * size].tobytes()
+            node = node.parent
+        assert node is None or node.key == request.namespace.encode(), "a path of another namespace"
+
+
+def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
+    """Random life: prompts that share prefixes, branches, ends in any state, then everything drains."""
+    shared = [[rng.randrange(VOCAB_SIZE) for _ in range(24)] for _ in range(2)]
+    for _ in range(num_actions):
+        action = rng.random()
+        if action < 0.4:
+            tail = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 6))]
+            prompt = rng.choice(shared)[: rng.randrange(25)] + tail
+            namespace, priority = rng.choice(["", "", "", "other"]), rng.choice([0, 0, 0, -1, 1])
+            harness.add(prompt, rng.randrange(1, 12), namespace=namespace, priority=priority)
+        elif action < 0.45 and harness.unfinished:
+            harness.end(rng.choice(list(harness.unfinished)), as_stop=rng.random() < 0.3)
+        elif action < 0.55 and harness.scheduler.running:
+            harness.fork(rng.choice(harness.scheduler.running).request_id, rng.randrange(1, 12))
+        elif action < 0.57 and harness.scheduler.running:
+            harness.executor.fail_next[rng.choice(harness.scheduler.running).request_id] = "told to fail"
+        elif harness.core.has_work:
+            harness.step()
+    harness.executor.fail_next.clear()
+    harness.empty()
+
+
+def squeeze(rng: random.Random, num_groups: int = 1) -> Harness:
+    """Branches and long answers fill a tight pool, then an urgent long prompt comes in small chunks: preemption."""
+    harness = Harness(block_size=2, num_blocks=24, budget=5, seats=4, num_groups=num_groups)
+    for _ in range(3):
+        harness.add([rng.randrange(VOCAB_SIZE) for _ in range(3)], 18, priority=rng.choice([0, 1]))
+    for _ in range(rng.randrange(4, 10)):
+        harness.step()
+    harness.add([rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(12, 20))], 8, priority=-1)
+    for _ in range(2):
+        harness.add([rng.randrange(VOCAB_SIZE) for _ in range(8)], 8)
+    harness.empty()
+    return harness

@@ -1,0 +1,124 @@
+"""Whatever arrives, branches, fails or ends, in any order: plans stay sound, and every request gets its own text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.core.core_harness import VOCAB_SIZE, Harness, storm
+
+TOKENS = st.integers(0, VOCAB_SIZE - 1)
+# Prompts share prefixes: twins and tails that part inside a block are where caches break.
+PROMPTS = st.one_of(
+    st.builds(lambda shared, tail: [0] * shared + tail, st.integers(0, 20), st.lists(TOKENS, min_size=1, max_size=4)),
+    st.builds(lambda shared, tail: [1, 2] * shared + tail, st.integers(0, 9), st.lists(TOKENS, min_size=1, max_size=4)),
+    st.lists(TOKENS, min_size=1, max_size=20),
+)
+
+SWITCHES = [(True, True, True)] * 4 + [(False, True, True), (True, False, True), (True, True, False)]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 4, 8]),
+        num_blocks=st.integers(3, 16),
+        seats=st.integers(1, 5),
+        more_budget=st.integers(0, 16),
+        num_groups=st.sampled_from([1, 1, 2]),
+        switches=st.sampled_from(SWITCHES),
+    )
+    def start(self, block_size, num_blocks, seats, more_budget, num_groups, switches):
+        prefix_caching, kv_cache, token_exact = switches
+        self.harness = Harness(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            budget=seats + more_budget,
+            seats=seats,
+            num_groups=num_groups,
+            prefix_caching=prefix_caching,
+            kv_cache=kv_cache,
+            token_exact=token_exact,
+        )
+
+    @rule(
+        prompts=st.lists(PROMPTS, min_size=1, max_size=3),
+        max_tokens=st.integers(1, 10),
+        min_tokens=st.integers(0, 3),
+        priority=st.sampled_from([0, 0, 0, -1, 1]),
+        namespace=st.sampled_from(["", "", "other"]),
+        eos=st.sampled_from([(), (), (0,)]),
+        penalty=st.sampled_from([1.0, 1.0, 1.1]),
+    )
+    def add(self, prompts, max_tokens, min_tokens, priority, namespace, eos, penalty):
+        for prompt in prompts:
+            self.harness.add(
+                prompt,
+                max_tokens,
+                priority=priority,
+                namespace=namespace,
+                eos=eos,
+                min_tokens=min(min_tokens, max_tokens),
+                repetition_penalty=penalty,
+            )
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            if self.harness.core.has_work:
+                self.harness.step()
+
+    @precondition(lambda self: self.harness.unfinished)
+    @rule(data=st.data(), as_stop=st.booleans())
+    def end(self, data, as_stop):
+        self.harness.end(data.draw(st.sampled_from(sorted(self.harness.unfinished))), as_stop=as_stop)
+
+    @precondition(lambda self: self.harness.unfinished)
+    @rule(data=st.data(), max_tokens=st.integers(1, 10))
+    def fork(self, data, max_tokens):
+        self.harness.fork(data.draw(st.sampled_from(sorted(self.harness.unfinished))), max_tokens)
+
+    @precondition(lambda self: self.harness.unfinished)
+    @rule(data=st.data())
+    def fail(self, data):
+        self.harness.executor.fail_next[data.draw(st.sampled_from(sorted(self.harness.unfinished)))] = "told to fail"
+
+    @rule()
+    def reset(self):
+        self.harness.core.reset_prefix_cache()
+        self.harness.check()
+
+    @rule()
+    def drain(self):
+        self.harness.executor.fail_next.clear()
+        self.harness.drain()
+
+    def teardown(self):
+        if hasattr(self, "harness"):
+            self.harness.executor.fail_next.clear()
+            self.harness.empty()
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=300, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("seed", range(40))
+def test_storms(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(40):
+        seats = rng.randrange(1, 6)
+        harness = Harness(
+            block_size=rng.choice([1, 2, 4, 8]),
+            num_blocks=rng.randrange(5, 24),
+            budget=seats + rng.randrange(20),
+            seats=seats,
+            num_groups=rng.choice([1, 1, 2]),
+            kv_cache=rng.random() < 0.9,
+            token_exact=rng.random() < 0.9,
+        )
+        storm(harness, rng, 60)

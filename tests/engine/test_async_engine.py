@@ -1,0 +1,513 @@
+"""The asynchronous engine over the real core: deltas, stops, seeds, limits, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.config import EngineConfig
+from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
+from octavo.engine.tokenizer import Tokenizer
+from octavo.errors import (
+    CapacityError,
+    ConfigError,
+    EngineOverloadedError,
+    EngineStoppedError,
+    InvalidRequestError,
+)
+from octavo.testing.fake_clock import FakeClock
+from tests.engine.engine_case import (
+    EOS,
+    FailingExecutor,
+    GatedExecutor,
+    SayingExecutor,
+    checking_executor,
+    new_core,
+    new_engine,
+    tiny_tokenizer,
+    tokens_of,
+)
+
+PROMPT = tokens_of("A prompt of some length, for a block or two.")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+async def whole(engine: AsyncEngine, params: SamplingParams, **options: Any) -> GenerationDelta:
+    deltas = [delta async for delta in engine.generate(PROMPT, params, request_id="a", **options)]
+    assert [delta.finish_reason is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    return merge_deltas(deltas)
+
+
+def run(engine: AsyncEngine, work: Coroutine[Any, Any, Any]) -> Any:
+    """Starts the engine, runs the work, shuts down; no request may be left."""
+
+    async def main() -> Any:
+        engine.start()
+        try:
+            return await work
+        finally:
+            await engine.shutdown(0)
+
+    return asyncio.run(main())
+
+
+def test_text_is_the_text_of_the_tokens(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor("Grüße, 東京! 👋🏽"))
+    answer = run(engine, whole(engine, SamplingParams(max_tokens=64)))
+    assert answer.text == "Grüße, 東京! 👋🏽"
+    assert (answer.finish_reason, answer.stop_reason, answer.error) == ("stop", None, None)
+    assert answer.token_ids == (*tokens_of("Grüße, 東京! 👋🏽"), EOS)
+    assert answer.num_output_tokens == len(answer.token_ids)
+    assert answer.num_prompt_tokens == len(PROMPT)
+
+
+def test_no_delta_splits_a_character(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor("aé東👋"))
+
+    async def pieces() -> list[str]:
+        return [
+            delta.text
+            async for delta in engine.generate(PROMPT, SamplingParams(max_tokens=64), request_id="a")
+            if delta.text
+        ]
+
+    said = run(engine, pieces())
+    assert "".join(said) == "aé東👋"
+    assert "�" not in "".join(said)
+
+
+def test_cut_in_the_middle_of_a_character_ends_with_a_replacement(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor("東京"))
+    answer = run(engine, whole(engine, SamplingParams(max_tokens=4)))
+    assert (answer.text, answer.finish_reason) == ("東�", "length")
+
+
+@pytest.mark.parametrize(
+    ("stop", "include", "text", "reason"),
+    [
+        (("world",), False, "Hello, ", "world"),
+        (("world",), True, "Hello, world", "world"),
+        (("lo, w", "xyz"), False, "Hel", "lo, w"),
+        (("nothing of that",), False, "Hello, world.", None),
+        (("Hello, world.!",), False, "Hello, world.", None),  # held back to the end, and then sent
+    ],
+)
+def test_stop_strings(
+    tokenizer: Tokenizer, stop: tuple[str, ...], include: bool, text: str, reason: str | None
+) -> None:
+    engine = new_engine(tokenizer, SayingExecutor())
+    params = SamplingParams(max_tokens=64, stop=stop, include_stop_str_in_output=include)
+    answer = run(engine, whole(engine, params))
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == (text, "stop", reason)
+
+
+def test_stop_string_frees_the_request_in_the_core(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor())
+
+    async def work() -> None:
+        await whole(engine, SamplingParams(max_tokens=64, stop=("Hello",)))
+        core = (await engine.status()).core
+        assert (core.running, core.waiting, core.used_blocks) == (0, 0, 0)
+        assert core.generation_tokens == len("Hello")
+
+    run(engine, work())
+
+
+def test_stop_string_does_not_count_before_min_tokens(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor("ab"))
+    params = SamplingParams(max_tokens=9, min_tokens=5, stop=("ab",), ignore_eos=True)
+    answer = run(engine, whole(engine, params))
+    assert answer.finish_reason == "stop"
+    assert answer.num_output_tokens >= 5
+
+
+def test_stop_token_ids_give_their_id_and_no_text(tokenizer: Tokenizer) -> None:
+    (comma,) = tokens_of(",")
+    engine = new_engine(tokenizer, SayingExecutor())
+    answer = run(engine, whole(engine, SamplingParams(max_tokens=64, stop_token_ids=(comma,))))
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("Hello", "stop", comma)
+
+
+def test_waiting_for_the_whole_gives_one_delta_equal_to_all(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor())
+    params = SamplingParams(max_tokens=9, logprobs=2)
+
+    async def work() -> tuple[GenerationDelta, list[tuple[int, GenerationDelta]]]:
+        streamed = await whole(engine, params)
+        generation = await engine.submit([GenerationRequest("b", PROMPT, params, every_token=False)])
+        once = await generation.take()
+        assert generation.finished
+        return streamed, once
+
+    streamed, once = run(engine, work())
+    assert [index for index, _ in once] == [0]
+    whole_answer = once[0][1]
+    assert whole_answer.text == streamed.text == "Hello, wo"
+    assert whole_answer.token_ids == streamed.token_ids
+    assert whole_answer.scored_tokens == streamed.scored_tokens
+    assert [scored.text_offset for scored in streamed.scored_tokens] == list(range(9))
+
+
+def test_a_reader_that_falls_behind_gets_everything_in_fewer_deltas(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(SayingExecutor())
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> list[str]:
+        generation = await engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=6))])
+        executor.let(100)
+        while (await engine.status()).core.finished["length"] == 0:
+            await asyncio.sleep(0)
+        return [delta.text for _, delta in await generation.take()]
+
+    assert run(engine, work()) == ["Hello,"]
+
+
+def test_seed_none_differs_and_a_seed_repeats(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer)
+
+    async def work() -> list[str]:
+        unseeded = [await whole(engine, SamplingParams(max_tokens=24)) for _ in range(2)]
+        seeded = [await whole(engine, SamplingParams(max_tokens=24, seed=-7)) for _ in range(2)]
+        return [answer.text for answer in [*unseeded, *seeded]]
+
+    first, second, third, fourth = run(engine, work())
+    assert first != second
+    assert third == fourth
+
+
+def test_seeds_come_from_the_injected_source(tokenizer: Tokenizer) -> None:
+    texts = []
+    for source in (b"\x01" * 8, b"\x01" * 8, b"\x02" * 8):
+        engine = AsyncEngine(new_core(checking_executor()), tokenizer, random_bytes=lambda _, source=source: source)
+        texts.append(run(engine, whole(engine, SamplingParams(max_tokens=24))).text)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_what_can_never_fit_is_refused_at_once_with_the_arithmetic(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, num_blocks=4)
+
+    async def work() -> None:
+        with pytest.raises(CapacityError, match=r"needs 7 KV blocks .* the pool has 4"):
+            await whole(engine, SamplingParams(max_tokens=60))
+        with pytest.raises(CapacityError, match="context of 256"):
+            await whole(engine, SamplingParams(max_tokens=1000))
+        status = await engine.status()
+        assert (status.refused, status.core.waiting, status.core.running) == (2, 0, 0)
+        await whole(engine, SamplingParams(max_tokens=4))
+
+    run(engine, work())
+
+
+def test_all_or_none_of_a_group_is_admitted(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(SayingExecutor())
+    engine = new_engine(tokenizer, executor)
+    fits, never = SamplingParams(max_tokens=4), SamplingParams(max_tokens=999)
+
+    async def work() -> None:
+        with pytest.raises(CapacityError):
+            await engine.submit([GenerationRequest("a", PROMPT, fits), GenerationRequest("b", PROMPT, never)])
+        executor.let(100)
+        status = await engine.status()
+        assert (status.core.running, status.core.waiting) == (0, 0)
+        assert dict(status.finished) == {"stop": 0, "length": 0, "abort": 1, "error": 0}
+
+    run(engine, work())
+
+
+def test_the_queue_is_bounded(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(SayingExecutor())
+    engine = new_engine(tokenizer, executor, config=EngineConfig(max_waiting=2), max_num_seqs=1)
+    params = SamplingParams(max_tokens=4)
+
+    async def work() -> None:
+        first = await engine.submit([GenerationRequest("first", PROMPT, params)])
+        await asyncio.to_thread(executor.waiting.acquire)  # it runs, so it does not wait any more
+        tasks = [
+            asyncio.ensure_future(engine.submit([GenerationRequest(f"{index}", PROMPT, params)])) for index in range(3)
+        ]
+        await asyncio.sleep(0)
+        executor.let(1)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result) for result in results[2:]] == [EngineOverloadedError]
+        assert "2 requests wait" in str(results[2])
+        executor.let(100)
+        for generation in [first, *results[:2]]:
+            assert isinstance(generation, type(first))
+            while not generation.finished:
+                await generation.take()
+
+    run(engine, work())
+
+
+def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(SayingExecutor())
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> str:
+        generation = await engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=5))])
+        second = asyncio.ensure_future(whole(engine, SamplingParams(max_tokens=3)))
+        await asyncio.sleep(0)  # it is sent while the first one's step stands still
+        executor.let(100)
+        with pytest.raises(InvalidRequestError, match="already running"):
+            await second
+        text = ""
+        while not generation.finished:
+            text += "".join(delta.text for _, delta in await generation.take())
+        return text
+
+    assert run(engine, work()) == "Hello"
+
+
+def test_closing_the_iterator_aborts(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(checking_executor())
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> None:
+        stream = engine.generate(PROMPT, SamplingParams(max_tokens=200), request_id="a")
+        executor.let(1)
+        await anext(stream)
+        await stream.aclose()
+        executor.let(1)
+        status = await engine.status()
+        assert (status.core.running, status.core.used_blocks) == (0, 0)
+        assert dict(status.finished)["abort"] == 1
+
+    run(engine, work())
+
+
+def test_cancelling_while_it_waits_for_admission_aborts(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(SayingExecutor())
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> None:
+        first = await engine.submit([GenerationRequest("first", PROMPT, SamplingParams(max_tokens=3))])
+        await asyncio.to_thread(executor.waiting.acquire)
+        second = asyncio.ensure_future(whole(engine, SamplingParams(max_tokens=100)))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        executor.let(100)
+        while not first.finished:
+            await first.take()
+        status = await engine.status()
+        assert dict(status.finished) == {"stop": 0, "length": 1, "abort": 1, "error": 0}
+        assert status.core.used_blocks == 0
+
+    run(engine, work())
+
+
+def test_abort_by_id_gives_the_reader_one_final_delta(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(checking_executor())
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> GenerationDelta:
+        generation = await engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=100))])
+        aborting = asyncio.ensure_future(engine.abort("a", "because"))
+        await asyncio.sleep(0)
+        executor.let(100)
+        assert await aborting
+        assert not await engine.abort("a")
+        deltas = []
+        while not generation.finished:
+            deltas += [delta for _, delta in await generation.take()]
+        return merge_deltas(deltas)
+
+    last = run(engine, work())
+    assert (last.finish_reason, last.error) == ("abort", "because")
+
+
+def test_a_failure_ends_every_request_once_and_marks_the_engine(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = GatedExecutor(FailingExecutor(checking_executor(), fails_in_step=3))
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> list[GenerationDelta]:
+        requests = [GenerationRequest(f"{index}", PROMPT, SamplingParams(max_tokens=50)) for index in range(12)]
+        generation = await engine.submit(requests)
+        executor.let(3)
+        finals = []
+        while not generation.finished:
+            finals += [delta for _, delta in await generation.take() if delta.finish_reason is not None]
+        with pytest.raises(EngineStoppedError, match="on fire"):
+            await whole(engine, SamplingParams())
+        status = await engine.status()
+        assert (status.state, engine.state) == ("failed", "failed")
+        assert dict(status.finished)["error"] == 12
+        with pytest.raises(EngineStoppedError):
+            await engine.reset_prefix_cache()
+        return finals
+
+    finals = run(engine, work())
+    assert len(finals) == 12
+    assert {delta.finish_reason for delta in finals} == {"error"}
+    assert all("on fire" in (delta.error or "") for delta in finals)
+    assert "on fire" in caplog.text
+
+
+def test_a_request_that_fails_alone_ends_alone(tokenizer: Tokenizer) -> None:
+    executor = checking_executor()
+    executor.fail_next["a-1"] = "not a number in its logits"
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> dict[int, GenerationDelta]:
+        requests = [GenerationRequest(f"a-{index}", PROMPT, SamplingParams(max_tokens=5)) for index in range(3)]
+        generation = await engine.submit(requests)
+        finals = {}
+        while not generation.finished:
+            finals |= {index: delta for index, delta in await generation.take() if delta.finish_reason is not None}
+        return finals
+
+    finals = run(engine, work())
+    assert {index: delta.finish_reason for index, delta in finals.items()} == {0: "length", 1: "error", 2: "length"}
+    assert finals[1].error == "not a number in its logits"
+    assert engine.state == "stopped"
+
+
+def test_shutdown_lets_requests_end(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor())
+
+    async def work() -> None:
+        generation = await engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=64))])
+        assert await engine.shutdown(60, "for the test") == 0
+        assert (await generation.take())[0][1].text == "Hello, world."
+        assert generation.finished
+        with pytest.raises(EngineStoppedError, match="for the test"):
+            await whole(engine, SamplingParams())
+        assert (await engine.status()).state == "stopped"
+
+    run(engine, work())
+
+
+def test_shutdown_aborts_what_does_not_end_and_says_why(tokenizer: Tokenizer) -> None:
+    executor = GatedExecutor(checking_executor())
+    engine = new_engine(tokenizer, executor)
+
+    async def work() -> GenerationDelta:
+        requests = [GenerationRequest(f"{index}", PROMPT, SamplingParams(max_tokens=100)) for index in range(2)]
+        generation = await engine.submit(requests)
+        stopping = asyncio.ensure_future(engine.shutdown(0.01, "for the test"))
+        while engine.state == "running":
+            await asyncio.sleep(0)
+        with pytest.raises(EngineStoppedError, match="for the test"):
+            await whole(engine, SamplingParams())
+        await asyncio.sleep(0.02)
+        executor.let(1000)
+        assert await stopping == 2
+        finals = []
+        while not generation.finished:
+            finals += [delta for _, delta in await generation.take()]
+        assert [delta.finish_reason for delta in finals] == ["abort", "abort"]
+        return finals[0]
+
+    assert "for the test, and the request did not end within 0.01 s" in (run(engine, work()).error or "")
+
+
+def test_an_engine_that_was_not_started_says_so(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer)
+
+    async def work() -> None:
+        with pytest.raises(EngineStoppedError, match=r"start\(\)"):
+            await whole(engine, SamplingParams())
+        assert await engine.shutdown(1) == 0
+
+    asyncio.run(work())
+
+
+def test_latencies_come_from_the_injected_clock(tokenizer: Tokenizer) -> None:
+    clock = FakeClock()
+
+    class SlowExecutor(SayingExecutor):
+        def execute(self, plan: Any) -> Any:
+            clock.advance(0.03)
+            return super().execute(plan)
+
+    engine = new_engine(tokenizer, SlowExecutor(), clock=clock.now)
+
+    async def work() -> None:
+        await whole(engine, SamplingParams(max_tokens=5))
+        status = await engine.status()
+        assert sum(status.time_to_first_token_s.counts) == 1
+        assert status.time_to_first_token_s.total == pytest.approx(0.03)
+        assert sum(status.inter_token_latency_s.counts) == 4
+        assert status.inter_token_latency_s.counts[status.inter_token_latency_s.bounds.index(0.05)] == 4
+        assert status.e2e_request_latency_s.total == pytest.approx(0.15)
+
+    run(engine, work())
+
+
+def test_tenants_never_hit_each_other_and_a_tenant_hits_itself(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor())
+
+    async def work() -> list[int]:
+        return [
+            (await whole(engine, SamplingParams(max_tokens=2), namespace=namespace)).num_cached_tokens
+            for namespace in ("one", "two", "one", "")
+        ]
+
+    cold, foreign, again, nobody = run(engine, work())
+    assert (cold, foreign, nobody) == (0, 0, 0)
+    assert again >= 32
+
+
+def test_reset_drops_the_cache(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, SayingExecutor())
+
+    async def work() -> None:
+        await whole(engine, SamplingParams(max_tokens=2))
+        cached = (await engine.status()).core.cached_blocks
+        assert cached > 0
+        assert await engine.reset_prefix_cache() == cached
+        assert (await whole(engine, SamplingParams(max_tokens=2))).num_cached_tokens == 0
+
+    run(engine, work())
+
+
+def test_long_texts_are_tokenised_beside_the_event_loop(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer, config=EngineConfig(inline_characters=10))
+
+    async def work() -> None:
+        assert await engine.encode("short") == tokens_of("short")
+        assert await engine.encode("a longer text") == tokens_of("a longer text")
+        here, there = await engine.with_text(10, _thread_name), await engine.with_text(11, _thread_name)
+        assert here == _thread_name()
+        assert there.startswith("octavo-text")
+
+    run(engine, work())
+
+
+def _thread_name() -> str:
+    return threading.current_thread().name
+
+
+@pytest.mark.parametrize("wrong", [{"max_waiting": 0}, {"inline_characters": -1}])
+def test_config_names_what_is_wrong(wrong: dict[str, int]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        EngineConfig(**wrong)
+
+
+def test_an_event_loop_that_closes_leaves_no_request_behind(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer)
+    engine.start()
+    first = asyncio.new_event_loop()
+    first.run_until_complete(engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=200))]))
+    first.close()
+
+    async def work() -> None:
+        while (await engine.status()).core.used_blocks:
+            await asyncio.sleep(0)
+        await whole(engine, SamplingParams(max_tokens=3))
+
+    run(engine, work())

@@ -1,0 +1,90 @@
+"""The plan: what a budget holds, what is refused with its arithmetic, and what is lowered and says so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.errors import MemoryBudgetError
+from octavo.executor.kv_storage import KVStorage
+from octavo.executor.plan import CachePlan, plan_cache
+
+SPEC = KVSpec((KVGroupSpec("full", (0, 1), 2, 16, "bf16"),), 16)
+BLOCK = 2 * 2 * 2 * 16 * 2 * 16  # layers x (K, V) x heads x head_dim x bytes x tokens
+GIB = 1 << 30
+
+
+def plan(budget: int | None, asked: int | None = None, *, context: int = 1024, available: int = 64 * GIB) -> CachePlan:
+    return plan_cache(
+        SPEC, budget_bytes=budget, available_bytes=available, asked_model_len=asked, longest_context=context
+    )
+
+
+def test_a_budget_buys_whole_blocks() -> None:
+    made = plan(100 * BLOCK + BLOCK - 1, 64)
+    assert (made.num_blocks, made.kv_bytes, made.kv_tokens, made.max_model_len) == (100, 100 * BLOCK, 1600, 64)
+    assert made.max_concurrency == 25.0
+    assert made.degraded == ()
+
+
+def test_the_boot_line_says_blocks_tokens_bytes_and_concurrency() -> None:
+    assert str(plan(100 * BLOCK, 64)) == (
+        f"KV cache: 100 blocks x 16 = 1600 tokens ({100 * BLOCK} bytes), maximum concurrency for 64 tokens per "
+        "request: 25.00x"
+    )
+
+
+def test_without_a_length_the_models_own_is_taken() -> None:
+    assert plan(None).max_model_len == 1024
+    assert plan(64 * BLOCK).max_model_len == 1024
+
+
+def test_a_length_that_does_not_fit_is_refused_when_it_was_asked_for() -> None:
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan(10 * BLOCK, 161)
+    message = str(caught.value)
+    for part in ("161 tokens needs 11 blocks", "has 10 blocks", f"at least {11 * BLOCK}", "at most 160"):
+        assert part in message
+    assert plan(10 * BLOCK, 160).max_model_len == 160
+
+
+def test_a_length_that_does_not_fit_is_lowered_and_told_when_it_was_not_asked_for() -> None:
+    made = plan(10 * BLOCK)
+    assert made.max_model_len == 160
+    (told,) = made.degraded
+    assert "160 instead of the model's 1024" in told
+    assert "64 blocks" in told
+
+
+def test_a_budget_below_one_block_or_above_the_memory_is_refused() -> None:
+    with pytest.raises(MemoryBudgetError, match=f"one block of 16 tokens has {BLOCK} bytes"):
+        plan(BLOCK - 1)
+    with pytest.raises(MemoryBudgetError, match=f"given {GIB + 1} bytes, but {GIB} bytes"):
+        plan(GIB + 1, available=GIB)
+
+
+def test_the_default_is_half_of_what_is_there_up_to_4_gib() -> None:
+    assert plan(None, available=GIB).num_blocks == GIB // 2 // BLOCK
+    assert plan(None).num_blocks == 4 * GIB // BLOCK
+    assert (
+        plan(None, context=3 * GIB // BLOCK * 2 * 16).max_model_len == 3 * GIB // BLOCK * 2 * 16
+    )  # 6 GiB: one request
+
+
+@given(st.integers(1, 4), st.sampled_from([16, 32]), st.integers(1, 50), st.integers(1, 900))
+@settings(max_examples=60, deadline=None)
+def test_what_is_planned_is_what_is_allocated(layers: int, block_size: int, blocks: int, spare: int) -> None:
+    spec = KVSpec((KVGroupSpec("full", tuple(range(layers)), 1, 16, "bf16"),), block_size)
+    made = plan_cache(
+        spec,
+        budget_bytes=spec.pool_bytes(blocks) + spare,
+        available_bytes=GIB,
+        asked_model_len=None,
+        longest_context=256,
+    )
+    storage = KVStorage(made.spec, made.num_blocks)
+    assert storage.allocated_bytes == storage.pool.nbytes == made.kv_bytes
+    assert made.kv_bytes <= spec.pool_bytes(blocks) + spare
+    assert spec.blocks_for_tokens(made.max_model_len) <= made.num_blocks

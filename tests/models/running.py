@@ -1,0 +1,61 @@
+"""Runs a model over a small pool of its own, as an executor would: for tests that compare logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.core.kv_spec import KVSpec
+from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer
+from octavo.models.loader import CausalLM
+
+BLOCK_SIZE = 16
+
+
+def new_pool(model: CausalLM, num_blocks: int, kv_format: str = "f32") -> list[KVLayer]:
+    """The layers of a pool whose every slot holds NaN."""
+    (group,) = model.kv_groups(kv_format)
+    spec = KVSpec((group,), BLOCK_SIZE)
+    pool = np.full(spec.pool_bytes(num_blocks), 0xFF, np.uint8)  # NaN in f32 and in bf16
+    layer_bytes = spec.bytes_per_block // len(group.layer_indices)
+    return [
+        KVLayer(
+            pool=pool,
+            block_bytes=spec.bytes_per_block,
+            layer_offset=index * layer_bytes,
+            block_size=BLOCK_SIZE,
+            num_kv_heads=group.num_kv_heads,
+            head_dim=group.head_dim,
+            kv_format=kv_format,
+        )
+        for index in group.layer_indices
+    ]
+
+
+def batch_of(rows: Sequence[tuple[int, int, Sequence[int]]]) -> AttentionBatch:
+    """rows: (start position, number of tokens, block table) of each sequence."""
+    widest = max(len(table) for _, _, table in rows)
+    return AttentionBatch(
+        query_start=np.cumsum([0, *(count for _, count, _ in rows)], dtype=np.int32),
+        start_position=np.array([start for start, _, _ in rows], np.int32),
+        block_table=np.array([[*table, *[0] * (widest - len(table))] for _, _, table in rows], np.int32),
+    )
+
+
+def logits_of(
+    model: CausalLM, token_ids: Sequence[int], chunks: Sequence[int] = (), kv_format: str = "f32", every: bool = True
+) -> F32:
+    """Logits of one sequence, computed in chunks of these sizes (the rest in one); of its last row unless `every`."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    table = list(range(num_blocks, 0, -1))  # block 0 is never used, and the order is not the natural one
+    layers = new_pool(model, num_blocks + 1, kv_format)
+    sizes = [*chunks, len(token_ids) - sum(chunks)]
+    found, start = [], 0
+    for size in sizes:
+        ids = np.array(token_ids[start : start + size], np.int32)
+        is_last = start + size == len(token_ids)
+        rows: I32 = np.arange(size, dtype=np.int32) if every else np.arange(size - is_last, size, dtype=np.int32)
+        found.append(model.forward(ids, batch_of([(start, size, table)]), layers, rows))
+        start += size
+    return np.concatenate(found)
