@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.kernels.paged_case import POISONS, Geometry, Piece, Pool, Stored, attend, attend_in_chunks, random_sequence
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.kernels.ops import F32
+from tests.kernels.paged_case import POISONS, Geometry, Piece, Pool, Stored, attend, attend_in_chunks, random_sequence
 
 INSTRUCTION_SETS = supported_instruction_sets()
 FORMATS = ("f32", "bf16")

@@ -1,5 +1,5 @@
-// Attention arithmetic on bf16 tiles where the machine multiplies bf16 pairs: query and weights are rounded to bf16, the
-// sums are f32. K tile [head_dim / 2][16][2], V tile [8][head_dim][2].
+// Attention arithmetic on bf16 tiles where the machine multiplies bf16 pairs: query and weights are rounded to bf16,
+// the sums are f32. K tile [head_dim / 2][16][2], V tile [8][head_dim][2].
 #pragma once
 #include "attention_tiles.hpp"
 
@@ -15,8 +15,10 @@ struct Bf16DotTiles {
   static constexpr int kQueryWords = kMaxHeadDim / 2;  // between two rows of packed queries: pairs of dimensions
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
-    for (int d = 0; d < head_dim; d += 16)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + d / 2), (__m256i)_mm512_cvtneps_pbh(mul(load(x + d), scale).v));
+    for (int d = 0; d < head_dim; d += 16) {
+      const __m256bh pairs = _mm512_cvtneps_pbh(mul(load(x + d), scale).v);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + d / 2), (__m256i)pairs);
+    }
   }
 
   // As in attention_widened.hpp, two dimensions at a time.

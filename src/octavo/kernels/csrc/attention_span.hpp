@@ -1,8 +1,8 @@
 // One span of keys for a few query rows: maximum, sum and weighted values (m, l, O) from scratch; and how spans merge.
 //
-// Law 1 lives here. A row's result is made of chains of additions (over head_dim for a score, over the span's keys for an
-// element of O) that do not depend on which rows or tiles are computed beside it. Keys that a row may not see get weight
-// 0 by selection, and the V of slots that no row may see is replaced by 0 before it is multiplied.
+// Law 1 lives here. A row's result is made of chains of additions (over head_dim for a score, over the span's keys for
+// an element of O) that do not depend on which rows or tiles are computed beside it. Keys that a row may not see get
+// weight 0 by selection, and the V of slots that no row may see is replaced by 0 before it is multiplied.
 #pragma once
 #include "attention_bf16_dot.hpp"
 #include "attention_tiles.hpp"
@@ -44,11 +44,12 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, int n
                                                    const uint32_t* q, int head_dim, SpanBuffers& buffers,
                                                    SpanResult result) {
   constexpr int kWide = vectors_for(kRows);
+  const uint8_t *const *k = tiles.k, *const *v = tiles.v, *const *next = tiles.next;
   int tile = 0;
   for (; tile + kWide <= num_tiles; tile += kWide)
-    Tiles::template scores<kRows, kWide, kPrefetch>(tiles.k + tile, tiles.next + tile, q, head_dim, buffers.scores, tile * 16);
+    Tiles::template scores<kRows, kWide, kPrefetch>(k + tile, next + tile, q, head_dim, buffers.scores, tile * 16);
   for (; tile < num_tiles; tile++)
-    Tiles::template scores<kRows, 1, kPrefetch>(tiles.k + tile, tiles.next + tile, q, head_dim, buffers.scores, tile * 16);
+    Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile, q, head_dim, buffers.scores, tile * 16);
 
   alignas(64) float m[kLanes] = {}, l[kLanes] = {};
   const F16 nothing = set1(-__builtin_inff());
@@ -64,18 +65,19 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, int n
   Shares shares;
   store(result.m, result.merge ? share_rows(load(result.m), load(m), shares) : load(m));
 
-  const uint8_t* const* next = tiles.next + num_tiles;
+  next += num_tiles;
   const Shares* merge = result.merge ? &shares : nullptr;
   const int num_vectors = head_dim / 16;
+  float* o = result.o;
   int column = num_vectors < kWide ? 1 : kWide;
   if (column == kWide)
-    Tiles::template values<kRows, kWide, kPrefetch, true>(tiles.v, next, num_tiles, buffers, m, head_dim, 0, result.o, merge);
+    Tiles::template values<kRows, kWide, kPrefetch, true>(v, next, num_tiles, buffers, m, head_dim, 0, o, merge);
   else
-    Tiles::template values<kRows, 1, kPrefetch, true>(tiles.v, next, num_tiles, buffers, m, head_dim, 0, result.o, merge);
+    Tiles::template values<kRows, 1, kPrefetch, true>(v, next, num_tiles, buffers, m, head_dim, 0, o, merge);
   for (; column + kWide <= num_vectors; column += kWide)
-    Tiles::template values<kRows, kWide, kPrefetch, false>(tiles.v, next, num_tiles, buffers, m, head_dim, column, result.o, merge);
+    Tiles::template values<kRows, kWide, kPrefetch, false>(v, next, num_tiles, buffers, m, head_dim, column, o, merge);
   for (; column < num_vectors; column++)
-    Tiles::template values<kRows, 1, kPrefetch, false>(tiles.v, next, num_tiles, buffers, m, head_dim, column, result.o, merge);
+    Tiles::template values<kRows, 1, kPrefetch, false>(v, next, num_tiles, buffers, m, head_dim, column, o, merge);
   for (int row = 0; row < kRows; row++) l[row] = sum_lanes(load(buffers.sums[row]));
   store(result.l, merge ? merged(load(result.l), load(shares.old), load(l), load(shares.span)) : load(l));
 }
@@ -127,7 +129,8 @@ static void attend_span(const RowBlock& block, int span, SpanTiles& tiles, bool 
   for (int row = 0; row < num_rows; row++)
     valid_keys[row] = last_tile < kSpanTiles ? block.position[row] % kTileTokens + 1 : kTileTokens;
   const auto run = prefetch ? span_of_any_rows<Tiles, true> : span_of_any_rows<Tiles, false>;
-  if (valid_keys[0] == kTileTokens) return run(num_rows, tiles, num_tiles, valid_keys, block.q, head_dim, buffers.span, result);
+  if (valid_keys[0] == kTileTokens)
+    return run(num_rows, tiles, num_tiles, valid_keys, block.q, head_dim, buffers.span, result);
 
   const uint8_t* whole = tiles.v[num_tiles - 1];
   const bool poisoned = Tiles::cut_v(whole, buffers.v_tile, head_dim, valid_keys[0], valid_keys[num_rows - 1]);
@@ -161,7 +164,7 @@ static void merge_span(RowBlock& block, int head_dim, const SpanResult& span) {
   }
 }
 
-// Divides by the sum. Adding 0 makes -0 into +0: which of them a sum of nothing but zeros is depends on the rows beside it.
+// Divides by the sum. Adding 0 makes -0 into +0: which of them a sum of zeros is depends on the rows beside it.
 static void finish_rows(const RowBlock& block, int head_dim, float* out) {
   float factors[kLanes];
   store(factors, div(set1(1.f), load(block.l)));

@@ -65,8 +65,8 @@ struct WidenedTiles {
   }
 
   // out [kRows][head_dim], from `column` vectors on: weights x V over all keys, ascending, one chain for each element.
-  // With kWeigh the weights are made on the way: in between, they cost units that multiply-adds leave idle. With shares, the result is
-  // merged into out.
+  // With kWeigh the weights are made on the way: in between, they take units that multiply-adds leave idle.
+  // With shares, the result is merged into out.
   template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
   OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
                             const float* max_scores, int head_dim, int column, float* out, const Shares* shares) {

@@ -1,5 +1,5 @@
-// Attention of any rows (prefill, chunks, decode, mixed) over K and V in blocks. See attention_span.hpp for the order of
-// the additions, attention_plan.hpp for the pieces of work.
+// Attention of any rows (prefill, chunks, decode, mixed) over K and V in blocks. See attention_span.hpp for the order
+// of the additions, attention_plan.hpp for the pieces of work.
 #include "attention_plan.hpp"
 #include "ops.hpp"
 
@@ -180,7 +180,8 @@ void run_piece(void* context, int piece_index, int thread) {
     if (prefetch) {
       num_next = find_next_tiles(work, piece_index, span, next);
       const uint8_t* nothing = reinterpret_cast<const uint8_t*>(space.q);
-      for (int i = 0; i < 2 * num_tiles; i++) tiles.next[i] = i / 2 < num_next ? next[i / 2] + i % 2 * half_bytes : nothing;
+      for (int i = 0; i < 2 * num_tiles; i++)
+        tiles.next[i] = i / 2 < num_next ? next[i / 2] + i % 2 * half_bytes : nothing;
     }
     for (int i = 0; i < num_blocks; i++) {
       RowBlock& block = space.blocks[i];
