@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from types import TracebackType
 from typing import Any
 
@@ -39,6 +40,7 @@ from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Prompt = str | Sequence[int]
 Message = dict[str, object]
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,18 +225,18 @@ class LLM:
         """Answer no more. The memory goes when the last reference to this object does."""
         self._closed = True
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]:
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
         """One completion for each prompt (a text, or token ids), in order.
 
-        params None: the model's own advice. Raises InvalidRequestError, before anything runs, for a prompt that
-        cannot be answered (CapacityError, with the arithmetic, where it is too long).
+        params: one for all, or one for each prompt; None: the model's own advice. Raises InvalidRequestError, before
+        anything runs, for a prompt that cannot be answered (CapacityError, with the arithmetic, if it is too long).
         """
         tokenizer = self.model.tokenizer
         ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in _each(prompts)]
-        return self._run(ids, self._params(params))
+        return self._run(ids, params)
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params = None
     ) -> list[Completion]:
         """The assistant's next message for one conversation, or for each of several. Errors as in `generate`."""
         template = self.model.chat_template
@@ -243,27 +245,32 @@ class LLM:
         talks: list[Any] = list(messages) if messages and not isinstance(messages[0], dict) else [messages]
         texts = [template.render(list(talk), add_generation_prompt=True) for talk in talks]
         ids = [self.model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return self._run(ids, self._params(params))
+        return self._run(ids, params)
 
-    def _params(self, params: SamplingParams | None) -> SamplingParams:
+    def _each_params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         if params is None:
-            return SamplingParams(**self.model.default_sampling)  # type: ignore[arg-type]
-        foreign = [token_id for token_id, _ in params.logit_bias if token_id >= self.model.vocab_size]
-        if foreign:
-            raise InvalidRequestError(
-                f"logit_bias names token {foreign[0]}; this model's ids go from 0 to {self.model.vocab_size - 1}",
-                param="logit_bias",
-            )
-        return params
+            params = SamplingParams(**self.model.default_sampling)  # type: ignore[arg-type]
+        several = [params] * count if isinstance(params, SamplingParams) else list(params)
+        if len(several) != count:
+            raise InvalidRequestError(f"{len(several)} sampling params for {count} prompts; give one, or as many")
+        for one in several:
+            foreign = [token_id for token_id, _ in one.logit_bias if token_id >= self.model.vocab_size]
+            if foreign:
+                raise InvalidRequestError(
+                    f"logit_bias names token {foreign[0]}; this model's ids go from 0 to {self.model.vocab_size - 1}",
+                    param="logit_bias",
+                )
+        return several
 
-    def _run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Completion]:
+    def _run(self, prompts: Sequence[Sequence[int]], params: Params) -> list[Completion]:
         if self._closed:
             raise EngineStoppedError("this LLM is closed; make a new one")
         core = self.model.core
         answers: dict[str, _Answer] = {}
+        each_params = self._each_params(params, len(prompts))
         try:
-            for token_ids in prompts:
-                answer = self._open(token_ids, params)
+            for token_ids, wanted in zip(prompts, each_params, strict=True):
+                answer = self._open(token_ids, wanted)
                 core.add(answer.request)
                 answers[answer.request.request_id] = answer
             while core.has_work:
@@ -272,7 +279,7 @@ class LLM:
                     if not answer.is_complete and answer.take(output):
                         core.finish(output.request_id)
         finally:
-            if not all(answer.is_complete for answer in answers.values()):  # the next call finds the core empty
+            if core.has_work:  # whatever stopped this call, the next one finds the core empty
                 core.fail_all("the call that it belonged to ended early")
         return [answer.completion() for answer in answers.values()]
 
@@ -322,7 +329,7 @@ def _each(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """One prompt or several, as several."""
     if isinstance(prompts, str):
         return [prompts]
-    if len(prompts) and isinstance(prompts[0], int):
+    if len(prompts) and isinstance(prompts[0], Integral):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
 

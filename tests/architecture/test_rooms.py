@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"kernels", "kv_formats", "core"}, {"numpy", "gguf", "huggingface_hub"}),
     "executor": ({"models", "kernels", "kv_formats", "core"}, {"numpy"}),
     "engine": ({"core"}, {"tokenizers", "jinja2"}),
-    "server": ({"engine", "core"}, {"starlette", "uvicorn", "msgspec", "prometheus_client"}),
+    "server": ({"engine", "core"}, {"starlette", "uvicorn", "uvloop", "msgspec", "prometheus_client"}),
 }
 WIRING = {"cli", "llm.py"}  # the only places that join rooms
 SHARED = {"errors"}  # every room may raise

@@ -174,3 +174,26 @@ def test_the_line_to_try_survives_a_shell() -> None:
     words = shlex.split(line)
     assert words[:2] == ["curl", "http://127.0.0.1:1/v1/completions"]
     assert json.loads(words[-1])["model"] == "it's"
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_request_that_does_not_end_in_time_is_aborted_and_told(signals: int, tiny_model: Path) -> None:
+    """The first signal gives it --shutdown-timeout, a second one nothing."""
+    timeout = "0.05" if signals == 1 else "600"
+    flags = ("--no-kv-cache", "--shutdown-timeout", timeout, "--served-model-name", "m", "--log-level", "info")
+    with serving(tiny_model, *flags) as (process, lines):
+        body = {"model": "m", "prompt": "once", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        request = urllib.request.Request(f"{url_of(lines)}/v1/completions", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.readline().startswith(b"data: ")  # it runs
+            if signals == 2:
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None
+                while "finishing running requests" not in process.stderr.readline():
+                    pass  # two signals that come together are one
+            rest = end(process, signal.SIGINT)
+            told = answer.read().decode()
+    assert "1 request was aborted" in rest
+    assert '"error"' in told
+    assert "abort" in told

@@ -19,7 +19,7 @@ from tests.core.core_harness import kv_spec
 
 def soak(num_requests: int) -> None:
     rng = random.Random(0)
-    blocks = BlockManager(kv_spec(8), 120)
+    blocks = BlockManager(kv_spec(8), 60)
     executor = CheckingExecutor(8, vocab_size=4, keep_plans=False)
     core = EngineCore(Scheduler(SchedulerConfig(8, 64, 400), blocks), executor)
     prompts = [[rng.randrange(4) for _ in range(100)] for _ in range(10)]
@@ -51,6 +51,7 @@ def soak(num_requests: int) -> None:
     assert core.status().used_blocks == 0
     assert core.status().hit_tokens > 0
     assert core.status().evicted_blocks > 0
+    assert core.status().preemptions > 0
     core.reset_prefix_cache()
     assert blocks.tree.num_namespaces == 0
     del output

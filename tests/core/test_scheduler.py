@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core import events
+from octavo.core.admission import LOOKS_AT_ONCE
 from octavo.core.request import PRIORITY_STEP, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.errors import CapacityError, InvalidRequestError
@@ -342,6 +343,25 @@ def test_a_blocked_head_is_looked_at_only_when_something_was_given_back(monkeypa
     for _ in range(10):
         harness.step()
     assert len(looked) == 1
+    harness.empty()
+
+
+def test_a_crowd_that_waits_for_a_prefix_costs_a_step_only_so_many_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(num_blocks=400, budget=200, seats=8)
+    prompt = [0, *SYSTEM * 4]
+    looked: list[Request] = []
+    find_prefix = harness.blocks.find_prefix
+    monkeypatch.setattr(harness.blocks, "find_prefix", lambda request: looked.append(request) or find_prefix(request))
+    for n in range(150):
+        harness.add([*prompt, n % 3], 1)
+    looks = []
+    while harness.core.has_work:
+        looked.clear()
+        harness.step()
+        looks.append(len(looked))
+    assert looks[0] == 1 + LOOKS_AT_ONCE
+    assert sum(looks) == 150 + LOOKS_AT_ONCE, "who waited is looked at twice, the others once"
+    assert harness.core.status().hit_tokens >= 149 * 160
     harness.empty()
 
 

@@ -9,11 +9,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.e2e.law1_engine import GREEDY, Answer, Engine, Ids, assert_same, chunked, with_tokens
-
 from octavo.core.config import SchedulerConfig
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from tests.e2e.law1_engine import GREEDY, Answer, Engine, Ids, assert_same, chunked, with_tokens
 
 MakeEngine = Callable[..., Engine]
 
@@ -167,7 +166,7 @@ def gauntlet(make: MakeEngine, prompt: Ids) -> None:
         in_chunks(make, prompt, expected, num_tokens)
     for num_requests in (1, 3, 32):
         among_strangers(make, prompt, expected, num_requests)
-    longer = with_tokens(GREEDY, 40)
-    after_preemption(make, prompt[:60], longer, cold(make, prompt[:60], longer))
+    longer, start = with_tokens(GREEDY, 40 * size // 16), prompt[: 60 * size // 16]
+    after_preemption(make, start, longer, cold(make, start, longer))
     after_a_fork(make, prompt, 2)
     without_kv_cache(make, prompt, expected)

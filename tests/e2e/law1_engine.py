@@ -1,8 +1,8 @@
 """An engine that remembers the logits of every token it draws, for tests that compare them bit by bit.
 
 Core, executor, sampler, model and operations are the real ones. Around the model, a recorder keeps the logits of each
-sampled row and, before each step, fills with NaN every slot that the step's rows are about to write or do not use yet:
-a read of a slot that was never written gives NaN, and fails the request.
+sampled row and, before each step, fills with NaN every slot that the step's rows are about to write or do not use yet,
+and every block that is about to be copied to: a read of a slot that was never written gives NaN, and fails the request.
 """
 
 from __future__ import annotations
@@ -104,6 +104,9 @@ class Engine:
         self.answers: dict[str, Answer] = defaultdict(Answer)
 
     def execute(self, plan: StepPlan) -> StepResult:
+        for copy in plan.copies:
+            if all(copy.target != other.source for other in plan.copies):
+                self.storage.fill_block_with_nan(copy.target)
         result = self.inner.execute(plan)
         self.plans.append(plan)
         sampling = [row.request_id for row in plan.rows if row.sample is not None]
@@ -134,7 +137,8 @@ class Engine:
         status = self.core.status()
         assert status.used_blocks == 0
         planned = sum(plan.num_tokens for plan in self.plans)
-        assert status.computed_tokens + status.recomputed_tokens == status.processed_tokens == planned
+        assert status.processed_tokens == planned
+        assert status.computed_tokens + status.recomputed_tokens + status.failed_tokens == planned
         assert all(answer.num_finals == 1 for answer in self.answers.values())
 
     def ask(self, name: str, prompt: Ids, params: SamplingParams = GREEDY, *, seed: int = 0) -> Answer:

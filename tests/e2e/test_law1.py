@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.e2e import law1_cases as cases
-from tests.e2e.law1_engine import GREEDY, Answer, Engine, Ids, assert_same, with_tokens
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.kernels.native import NativeOps
 from octavo.models.loader import CausalLM, load_model, open_model
+from tests.e2e import law1_cases as cases
+from tests.e2e.law1_engine import GREEDY, Answer, Engine, Ids, assert_same, with_tokens
 
 TEXT = (
     "The lighthouse keeper had counted the ships for thirty years, writing each one down in a ledger with a steel pen. "

@@ -511,3 +511,15 @@ def test_an_event_loop_that_closes_leaves_no_request_behind(tokenizer: Tokenizer
         await whole(engine, SamplingParams(max_tokens=3))
 
     run(engine, work())
+
+
+@pytest.mark.parametrize(("include", "scored"), [(False, "ab"), (True, "ab,")])
+def test_an_end_token_is_scored_only_where_it_is_text(tokenizer: Tokenizer, include: bool, scored: str) -> None:
+    engine = new_engine(tokenizer, SayingExecutor("ab,cd"))
+    params = SamplingParams(
+        max_tokens=9, logprobs=0, stop_token_ids=tuple(tokens_of(",")), include_stop_str_in_output=include
+    )
+    answer = run(engine, whole(engine, params))
+    assert answer.text == scored
+    assert [one.sampled.token_id for one in answer.scored_tokens] == tokens_of(scored)
+    assert answer.num_output_tokens == 3

@@ -43,6 +43,20 @@ def batch_of(rows: Sequence[tuple[int, int, Sequence[int]]]) -> AttentionBatch:
     )
 
 
+def greedy(model: CausalLM, token_ids: Sequence[int], num_new: int, kv_format: str = "f32") -> list[int]:
+    """The next tokens of a sequence, each the most likely one."""
+    num_blocks = -(-(len(token_ids) + num_new) // BLOCK_SIZE)
+    layers, table = new_pool(model, num_blocks, kv_format), list(range(num_blocks))
+    found: list[int] = []
+    ids, start = list(token_ids), 0
+    while len(found) < num_new:
+        last = np.array([len(ids) - 1], np.int32)
+        logits = model.forward(np.array(ids, np.int32), batch_of([(start, len(ids), table)]), layers, last)
+        start, ids = start + len(ids), [int(logits[0].argmax())]
+        found += ids
+    return found
+
+
 def logits_of(
     model: CausalLM, token_ids: Sequence[int], chunks: Sequence[int] = (), kv_format: str = "f32", every: bool = True
 ) -> F32:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.models.tiny_models import FAMILIES, tiny_config
 
 from octavo.errors import ConfigError, ModelError
 from octavo.models.config import ModelConfig, RopeConfig
 from octavo.models.config_json import config_from_json
+from tests.models.tiny_models import FAMILIES, tiny_config
 
 LLAMA3_ROPE = FAMILIES["llama3"]["rope_scaling"]
 

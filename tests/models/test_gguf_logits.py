@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.models.running import logits_of
-from tests.models.test_llama_logits import TOKEN_IDS, TOLERANCE, transformers_logits
-from tests.models.tiny_gguf import QUANTISATIONS, WIDE, make_tiny_gguf
-from tests.models.tiny_models import tiny_config, write_shards
 
 from octavo.kernels.ops import F32
 from octavo.kernels.reference import ReferenceOps
 from octavo.models.loader import load_model, open_model
+from tests.models.running import logits_of
+from tests.models.test_llama_logits import TOKEN_IDS, TOLERANCE, transformers_logits
+from tests.models.tiny_gguf import QUANTISATIONS, WIDE, make_tiny_gguf
+from tests.models.tiny_models import tiny_config, write_shards
 
 
 def gguf_logits(path: Path) -> F32:

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import quants
+
 from tests.models.tiny_models import CHAT_TEMPLATE, F32, tiny_config, tiny_tokenizer, tiny_weights
 
 QUANTISATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -55,7 +56,7 @@ def gguf_name(name: str) -> str:
 def make_tiny_gguf(
     path: Path, family: str = "llama2", quantisation: str = "F32", *, seed: int = 0, version: int = 3, **overrides: Any
 ) -> dict[str, F32]:
-    """Write a GGUF file; return its weights, dequantised, under their Hugging Face names, rows in Hugging Face's order."""
+    """Write a GGUF file; return its dequantised weights, names and order of rows as in Hugging Face's files."""
     config = tiny_config(family, **{**WIDE, **overrides})
     architecture = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)

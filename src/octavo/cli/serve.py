@@ -110,5 +110,7 @@ def say_ready(info: ServedModel, config: ServerConfig, address: str) -> None:
 def goodbye(report: ServeReport) -> str:
     """How the server ended, and whether a request had to be cut off."""
     cut = report.aborted_requests
-    ended = "every request had its answer" if not cut else f"{cut} requests did not end in time and were aborted"
-    return f"octavo: stopped by {report.ended_by}; {ended}"
+    if not cut:
+        return f"octavo: stopped by {report.ended_by}; every request had its answer"
+    were = "request was" if cut == 1 else "requests were"
+    return f"octavo: stopped by {report.ended_by}; {cut} {were} aborted, not having ended in time"

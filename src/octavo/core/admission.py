@@ -15,6 +15,8 @@ from octavo.core.prefix_waits import PrefixWaits
 from octavo.core.request import Request
 from octavo.core.waiting_queue import WaitingQueue
 
+LOOKS_AT_ONCE = 64  # requests that a look at the queue may send to wait for a prefix; the next step goes on
+
 
 class Admission:
     """Invariant: a waiting request is either in the queue or waits for a prefix."""
@@ -25,9 +27,9 @@ class Admission:
         self._blocks = blocks
         self._queue = WaitingQueue()
         self._waits = PrefixWaits(blocks.block_size)
-        # The head that found no room, and the available blocks and running requests of that time: no second look before
-        # there are more of the ones or fewer of the others.
-        self._blocked: tuple[Request, int, int] | None = None
+        # The head that found no room (its order), and the available blocks and running requests of that time: no second
+        # look before there are more of the ones or fewer of the others.
+        self._blocked: tuple[tuple[int, int], int, int] | None = None
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -54,13 +56,16 @@ class Admission:
 
     def next(self, running: Sequence[Request]) -> tuple[Request, PrefixMatch] | None:
         """Take the head out of the queue if it can start beside `running`, with what the cache has of it."""
-        while (request := self._queue.first()) is not None and not self._is_blocked(request, running):
+        for _ in range(LOOKS_AT_ONCE):
+            request = self._queue.first()
+            if request is None or self._is_blocked(request, running):
+                return None
             match = self._blocks.find_prefix(request)
             if self._must_wait(request, match):
                 self._queue.pop()
                 continue
             if not self._has_room(request, match, running):
-                self._blocked = (request, self._blocks.pool.num_available, len(running))
+                self._blocked = (request.order, self._blocks.pool.num_available, len(running))
                 return None
             self._queue.pop()
             return request, match
@@ -68,7 +73,7 @@ class Admission:
 
     def _is_blocked(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether it found no room before, and nothing has been given back since. Alone it always has room."""
-        if self._blocked is None or self._blocked[0] is not request or not running:
+        if self._blocked is None or self._blocked[0] != request.order or not running:
             return False
         return self._blocks.pool.num_available <= self._blocked[1] and len(running) >= self._blocked[2]
 

@@ -53,16 +53,15 @@ GEMMA_ARCHITECTURES = frozenset({"gemma", "gemma2", "gemma3"})
 def read_metadata(metadata: Mapping[str, object]) -> TokenizerParts:
     """The tokenizer that these keys describe. Raises ModelError, naming key, value and cure."""
     kind = metadata.get(PREFIX + "model")
-    if kind == "gpt2":
-        encoder, spelling = _byte_level(metadata)
-    elif kind == "llama":
-        encoder, spelling = _sentence_piece(metadata)
-    else:
+    if kind not in ("gpt2", "llama"):
         raise ModelError(
             f"the GGUF file has the tokenizer kind {kind!r}; octavo reads 'gpt2' and 'llama'. "
             f"Use a directory with tokenizer.json for this model"
         )
     tokens = _strings(metadata, "tokens")
+    types = _types(metadata, len(tokens))
+    build = _byte_level if kind == "gpt2" else _sentence_piece
+    encoder, spelling = build(metadata, tokens, types)
     bos = _token_id(metadata, "bos_token_id", len(tokens))
     ends = (_token_id(metadata, name, len(tokens)) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
     eos = tuple(dict.fromkeys(end for end in ends if end is not None))
@@ -84,14 +83,13 @@ def set_surrounding(encoder: Tokenizer, before: list[tuple[str, int]], after: li
     encoder.post_processor = processors.TemplateProcessing(single=names, special_tokens=special)
 
 
-def _byte_level(metadata: Mapping[str, object]) -> tuple[Tokenizer, TokenSpelling]:
+def _byte_level(metadata: Mapping[str, object], tokens: list[str], types: list[int]) -> tuple[Tokenizer, TokenSpelling]:
     name = metadata.get(PREFIX + "pre")
     if not isinstance(name, str) or name not in KNOWN_NAMES:
         raise ModelError(
             f"the GGUF file has the pre-tokenizer {name!r} (tokenizer.ggml.pre); octavo knows "
             f"{', '.join(sorted(KNOWN_NAMES))}. Use a directory with tokenizer.json for this model"
         )
-    tokens, types = _strings(metadata, "tokens"), _types(metadata)
     vocab = {token: token_id for token_id, token in enumerate(_respelled(tokens, types))}
     merges = _merges_of_file(metadata, vocab)
     encoder = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name in WHOLE_WORD_NAMES))
@@ -144,8 +142,9 @@ def _merges_of_file(metadata: Mapping[str, object], vocab: Mapping[str, int]) ->
     return merges
 
 
-def _sentence_piece(metadata: Mapping[str, object]) -> tuple[Tokenizer, TokenSpelling]:
-    tokens, types = _strings(metadata, "tokens"), _types(metadata)
+def _sentence_piece(
+    metadata: Mapping[str, object], tokens: list[str], types: list[int]
+) -> tuple[Tokenizer, TokenSpelling]:
     gemma = metadata.get("general.architecture") in GEMMA_ARCHITECTURES
     if gemma:  # its files write tokens of two or more spaces as spaces
         tokens = [
@@ -229,13 +228,12 @@ def _array(metadata: Mapping[str, object], name: str) -> Iterable[object]:
 
 def _strings(metadata: Mapping[str, object], name: str) -> list[str]:
     values = list(_array(metadata, name))
-    if not values or not all(isinstance(value, str) for value in values):
+    if set(map(type, values)) != {str}:
         raise ModelError(f"the GGUF file is broken: {PREFIX}{name} is empty or holds something else than text")
     return cast(list[str], values)
 
 
-def _types(metadata: Mapping[str, object]) -> list[int]:
-    size = len(_strings(metadata, "tokens"))
+def _types(metadata: Mapping[str, object], size: int) -> list[int]:
     if PREFIX + "token_type" not in metadata:
         return [1] * size
     types = [int(cast(int, value)) for value in _array(metadata, "token_type")]

@@ -56,12 +56,14 @@ class OpenRequest:
         assert not self._finished, f"request {self.request.request_id} got an output after its final answer"
         self._num_cached_tokens = output.num_cached_tokens
         self._num_output_tokens = output.num_output_tokens
-        new_text = "" if output.token is None else self._text_of(output.token, output.finish_reason)
+        # From the core "stop" means that this token is an end token: no part of the answer, unless it was asked for.
+        shown = output.token if output.finish_reason != "stop" or self._keeps_stop_text else None
+        new_text = "" if shown is None else self._detokenizer.push(shown.token_id)
         if output.finish_reason is not None:
             new_text += self._detokenizer.flush()
         scored: tuple[ScoredToken, ...] = ()
-        if self._wants_scores and output.token is not None:
-            scored = (ScoredToken(output.token, self._num_characters),)
+        if self._wants_scores and shown is not None:
+            scored = (ScoredToken(shown, self._num_characters),)
         self._num_characters += len(new_text)
         text, finish_reason, stop_reason = self._check_stops(new_text, output)
         return self._delta(text, output.token, scored, finish_reason, stop_reason, output.error)
@@ -85,12 +87,6 @@ class OpenRequest:
             return delta
         self._pending.append(delta)
         return merge_deltas(self._pending) if delta.finish_reason is not None else None
-
-    def _text_of(self, token: SampledToken, finish_reason: str | None) -> str:
-        ends_it = finish_reason == "stop"  # from the core that means: this token is a stop token
-        if ends_it and not self._keeps_stop_text:
-            return ""
-        return self._detokenizer.push(token.token_id)
 
     def _check_stops(self, new_text: str, output: RequestOutput) -> tuple[str, str | None, str | int | None]:
         # The model's own end gives no stop reason; only what the client listed does.

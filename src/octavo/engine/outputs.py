@@ -39,7 +39,8 @@ class GenerationDelta:
 
     Exactly one delta of a request, the last, has a `finish_reason`: "stop", "length", "abort" or "error"; the latter
     two say why in `error`. `stop_reason` is the stop string or token id that ended it (None: the model's own end).
-    `scored_tokens` is filled only where log-probabilities were asked for. The counts are totals so far.
+    `scored_tokens` is filled only where log-probabilities were asked for, without an end token that is no part of the
+    text. The counts are totals so far.
     """
 
     text: str

@@ -16,6 +16,7 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.filters import do_indent
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
@@ -129,6 +130,7 @@ class Sandbox:
         for name, function in list(environment.filters.items()):
             environment.filters[name] = self._paid(function)
         environment.filters["tojson"] = self._paid(to_json)
+        environment.filters["indent"] = self._indent
         environment.filters["format"] = self._format
         environment.filters["join"] = self._join
         environment.filters["replace"] = self._replace
@@ -222,6 +224,11 @@ class Sandbox:
         limit = found if count is None or count < 0 else min(count, found)
         self._budget._make(len(whole) + limit * max(len(new) - len(old), 0))
         return whole.replace(old, new, limit)
+
+    def _indent(self, text: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
+        space = width if isinstance(width, str) else " " * min(int(width), MAX_TEXT_CHARACTERS)
+        self._budget._make(len(str(text)) + (1 + str(text).count("\n")) * len(space))
+        return do_indent(str(text), space, first, blank)
 
     def _percent(self, form: str, values: Any) -> str:
         if WIDTH_IN_FORM.search(form):

@@ -53,7 +53,7 @@ def resolve(
     Raises ModelError for a reference that names nothing, DownloadError where fetching fails.
     """
     path = Path(reference).expanduser()
-    if path.is_dir():
+    if reference and path.is_dir():
         return _only_gguf(path) or path
     if path.is_file():
         if path.suffix != ".gguf":

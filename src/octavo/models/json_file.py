@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds; ModelError where there is none."""
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_JSON_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size
+            raw = file.read(min(size, MAX_JSON_BYTES) + 1)  # read() allocates what it is asked for
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from error
     return parse_json(raw, str(path))

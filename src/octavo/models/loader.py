@@ -102,12 +102,11 @@ def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
 
 
 def _open_directory(directory: Path) -> ModelSource:
-    if not (directory / "config.json").exists():
-        return _open_directory_without_config(directory)
+    has_safetensors = (directory / INDEX_NAME).exists() or (directory / SINGLE_NAME).exists()
+    if not has_safetensors or not (directory / "config.json").exists():
+        return _open_directory_of_gguf(directory)
     data = read_json(directory / "config.json")
     config = config_from_json(data)
-    if not (directory / INDEX_NAME).exists() and not (directory / SINGLE_NAME).exists():
-        raise _refuse_directory(directory)
     files = SafetensorsFiles(directory)
     check_tensors(config, HUGGING_FACE, files)
     config = dataclasses.replace(config, dtype=_main_dtype(files))
@@ -121,24 +120,24 @@ def _open_directory(directory: Path) -> ModelSource:
     )
 
 
-def _open_directory_without_config(directory: Path) -> ModelSource:
-    if (directory / "adapter_config.json").exists():
-        raise ModelError(
-            f"{directory} is a LoRA adapter, which is not supported yet; merge it into its base model and give that"
-        )
+def _open_directory_of_gguf(directory: Path) -> ModelSource:
+    """A directory that is no complete Hugging Face model: its one GGUF file, or an error that says what it is."""
     found = sorted(directory.glob("*.gguf"))
     if len(found) == 1:
         return _open_gguf(found[0])
     if found:
         raise ModelError(f"{directory} has {len(found)} GGUF files; give one of them: {found[0]}")
-    raise ModelError(f"{directory} has neither a config.json nor a .gguf file; it is not a model directory")
-
-
-def _refuse_directory(directory: Path) -> ModelError:
-    pickles = sorted(file for file in directory.iterdir() if file.suffix in _PICKLE_ENDINGS)
-    if pickles:
-        return _refuse_pickle(pickles[0])
-    return ModelError(f"{directory} has no weights ({SINGLE_NAME} or {INDEX_NAME}); download the model again")
+    if (directory / "adapter_config.json").exists():
+        raise ModelError(
+            f"{directory} is a LoRA adapter, which is not supported yet; merge it into its base model and give that"
+        )
+    if not (directory / "config.json").exists():
+        raise ModelError(f"{directory} has neither a config.json nor a .gguf file; it is not a model directory")
+    config_from_json(read_json(directory / "config.json"))  # an architecture that is not supported is told first
+    for file in sorted(directory.iterdir()):
+        if file.suffix in _PICKLE_ENDINGS:
+            raise _refuse_pickle(file)
+    raise ModelError(f"{directory} has no weights ({SINGLE_NAME} or {INDEX_NAME}); download the model again")
 
 
 def _refuse_pickle(path: Path) -> ModelError:

@@ -36,13 +36,14 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, divisors: F32 | None 
 
 def _llama3(rope: RopeConfig, frequencies: F32) -> F32:
     """Long waves are slowed by the factor, short ones kept, and those between are blended (Llama 3.1)."""
-    wavelengths = np.float32(2 * math.pi) / frequencies
+    one, context = np.float32(1), np.float32(rope.original_max_positions)
+    wavelengths = (one / frequencies) * np.float32(2 * math.pi)  # in torch's order of operations
     longest = np.float32(rope.original_max_positions / rope.low_freq_factor)
     shortest = np.float32(rope.original_max_positions / rope.high_freq_factor)
-    turns = np.float32(rope.original_max_positions) / wavelengths
+    turns = (one / wavelengths) * context
     blend = (turns - np.float32(rope.low_freq_factor)) / np.float32(rope.high_freq_factor - rope.low_freq_factor)
     slowed = frequencies / np.float32(rope.factor)
-    between = (1 - blend) * slowed + blend * frequencies
+    between = (one - blend) * frequencies / np.float32(rope.factor) + blend * frequencies
     scaled: F32 = np.where(wavelengths > longest, slowed, np.where(wavelengths < shortest, frequencies, between))
     return scaled
 

@@ -38,7 +38,7 @@ class SafetensorsFiles:
         self._path = str(directory)
         self._tensors: dict[str, TensorHeader] = {}
         self._places: dict[str, tuple[mmap.mmap, int]] = {}
-        weight_map = _weight_map(directory)
+        weight_map = {} if (directory / SINGLE_NAME).exists() else _weight_map(directory)
         for file_name in sorted(set(weight_map.values())) if weight_map else [SINGLE_NAME]:
             shard = _Shard(directory / file_name)
             for header, start in shard.read():
@@ -81,10 +81,8 @@ class SafetensorsFiles:
 
 
 def _weight_map(directory: Path) -> dict[str, str]:
-    """tensor -> shard, from the index; empty where there is none."""
+    """tensor -> shard, from the index."""
     path = directory / INDEX_NAME
-    if not path.exists():
-        return {}
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{path} has no weight_map; download the model again")

@@ -125,7 +125,7 @@ def check_tensors(config: ModelConfig, names: WeightNames, file: TensorFile) -> 
                 f"{config.head_dim} dimensions ask for {[config.head_dim // 2]}"
             )
     for name in file.tensors:
-        if name not in expected and name not in optional and not name.endswith(names.ignored or ("\0",)):
+        if name not in expected and name not in optional and not name.endswith(names.ignored):
             raise ModelError(
                 f"{file.path}: tensor {name!r} belongs to no part of a {config.architecture} with this config; octavo "
                 "would have to leave it out, and answer differently from the model: choose another model"

@@ -91,13 +91,12 @@ def load_weights(
                 progress(done_bytes, total_bytes)
         layers = tuple(_layer(source, config, index, packed) for index in range(config.num_layers))
         embedding = packed[names.embedding]
-        has_divisors = f"{names.rope_divisors}.weight" in file.tensors
         weights = ModelWeights(
             embedding=embedding,
             layers=layers,
             final_norm=_read(file, f"{names.final_norm}.weight"),
             head=packed.get(names.head, embedding),
-            rope_divisors=_read(file, f"{names.rope_divisors}.weight") if has_divisors else None,
+            rope_divisors=_rope_divisors(source),
         )
     except MemoryError as error:
         raise MemoryBudgetError(
@@ -138,6 +137,11 @@ def _layer(source: WeightSource, config: ModelConfig, index: int, packed: dict[s
         gate_up=packed[names.of_layer(index, names.gate)],
         down=packed[names.of_layer(index, names.down)],
     )
+
+
+def _rope_divisors(source: WeightSource) -> F32 | None:
+    name = f"{source.names.rope_divisors}.weight"
+    return _read(source.file, name) if source.names.rope_divisors and name in source.file.tensors else None
 
 
 def _read_ahead(file: TensorFile, matrices: Iterable[_Matrix]) -> Iterator[tuple[_Matrix, F32, F32 | None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -75,23 +75,27 @@ async def whole_answer(
 async def event_stream(
     generation: Generation, num_choices: int, answer: AnswerFormat, label: AnswerLabel, *, include_usage: bool
 ) -> AsyncIterator[bytes]:
-    """Server-sent events. Raises ApiError when one of the choices cannot be had; the others are ended then."""
+    """Server-sent events. Raises ApiError when a choice cannot be had, after the text there was; all are ended then."""
     latest: list[GenerationDelta | None] = [None] * num_choices
     try:
         while not generation.finished:
-            chunks = []
-            for index, delta in await generation.take():
-                _raise_failure(delta)
-                latest[index] = delta
-                chunks.append(answer.chunk(index, delta))
-            written = b"".join(chunks)
+            taken = await generation.take()
+            written = b"".join([answer.chunk(index, _shown(delta)) for index, delta in taken])
             if written:
                 yield written
+            for index, delta in taken:
+                _raise_failure(delta)
+                latest[index] = delta
     finally:
         generation.close()
     choices = [delta for delta in latest if delta is not None]
     _log_answer(label, choices)
     yield (answer.usage_chunk(usage_of(choices)) if include_usage else b"") + DONE
+
+
+def _shown(delta: GenerationDelta) -> GenerationDelta:
+    """A failure is no finish reason of a choice: it comes as an error of its own."""
+    return replace(delta, finish_reason=None) if delta.error is not None else delta
 
 
 def _raise_failure(delta: GenerationDelta) -> None:

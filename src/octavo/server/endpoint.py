@@ -83,7 +83,8 @@ class Endpoint:
         except Exception as error:  # the request handler's border
             known = to_api_error(error)
             if known.status == 500:
-                log.exception("request %s failed", scope[REQUEST_ID])
+                trace = None if known is error else error  # what was raised as an answer needs no trace
+                log.error("request %s failed: %s", scope[REQUEST_ID], error, exc_info=trace)
             if begun:
                 await send({"type": "http.response.body", "body": event(encode_json(known.body())), "more_body": False})
             else:

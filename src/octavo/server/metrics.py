@@ -128,7 +128,6 @@ class StatusCollector:
                 "model_name",
                 "block_size",
                 "num_gpu_blocks",
-                "num_cpu_blocks",
                 "cache_dtype",
                 "enable_prefix_caching",
             ],
@@ -136,7 +135,7 @@ class StatusCollector:
         blocks = str(core.num_blocks)
         model = self._model
         caching = str(model.enable_prefix_caching)
-        family.add_metric([model.name, str(core.block_size), "0", blocks, model.kv_cache_dtype, caching], 1.0)
+        family.add_metric([model.name, str(core.block_size), blocks, model.kv_cache_dtype, caching], 1.0)
         return family
 
 

@@ -1,0 +1,166 @@
+"""The instruments of the law-1 tests: seeded faults are seen, and counts equal what the kernels processed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.native import NativeOps
+from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, Ops, PackedLinear, RopeTable
+from octavo.kv_formats import layout
+from octavo.models.loader import CausalLM, load_model, open_model
+from tests.e2e import law1_cases as cases
+from tests.e2e.law1_engine import Engine, fill_slots_with_nan
+from tests.models.tiny_models import make_tiny_model
+
+PROMPT = cases.other_ids(99, 100, 300)
+
+
+class WrappedOps:
+    """Passes every operation on; counts the rows whose K and V are written, and the copies."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.ops = ops
+        self.num_written = 0
+        self.num_copied = 0
+        self.loses_copies = False
+        self.forgets_to_write = -1  # position
+
+    def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
+        return self.ops.pack_linear(weight, bias, weights_dtype)
+
+    def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
+        self.ops.linear(x, weight, out, accumulate=accumulate)
+
+    def embedding(self, table: PackedLinear, token_ids: I32, out: F32) -> None:
+        self.ops.embedding(table, token_ids, out)
+
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
+        self.ops.rms_norm(x, weight, eps, out)
+
+    def silu_mul(self, gate_up: F32, out: F32) -> None:
+        self.ops.silu_mul(gate_up, out)
+
+    def rope_write(
+        self, qkv: F32, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32, **norms: Any
+    ) -> None:
+        self.num_written += len(qkv)
+        self.ops.rope_write(qkv, batch, rope, kv, out_q, **norms)
+        for start, table in zip(batch.start_position, batch.block_table, strict=True):
+            if start <= self.forgets_to_write < start + len(qkv):
+                block, slot = divmod(self.forgets_to_write, kv.block_size)
+                k, v = layout.read_tokens(kv, table, (block + 1) * kv.block_size)
+                fill_slots_with_nan(kv, int(table[block]), slot)
+                for later in range(slot + 1, kv.block_size):
+                    position = block * kv.block_size + later
+                    layout.write_token(kv, int(table[block]), later, k[:, position], v[:, position])
+
+    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+        self.ops.paged_attention(q, batch, kv, scale, out)
+
+    def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
+        self.num_copied += len(sources)
+        if not self.loses_copies:
+            self.ops.copy_blocks(pool, block_bytes, sources, targets)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama3")
+
+
+@pytest.fixture
+def ops() -> WrappedOps:
+    return WrappedOps(NativeOps(2))
+
+
+@pytest.fixture
+def model(path: Path, ops: WrappedOps) -> CausalLM:
+    return load_model(open_model(path), ops, "bf16")
+
+
+def test_a_lost_copy_is_seen(model: CausalLM, ops: WrappedOps) -> None:
+    def make(**settings: Any) -> Engine:
+        return Engine(model, ops, **settings)
+
+    expected = cases.cold(make, PROMPT)
+    cases.warm_at_offset(make, PROMPT, expected, 37)
+    ops.loses_copies = True
+    with pytest.raises(AssertionError, match="error"):  # NaN in the slots: the request fails
+        cases.warm_at_offset(make, PROMPT, expected, 37)
+    cases.warm_at_offset(make, PROMPT, expected, 32)  # no copy, no harm
+
+
+def test_one_slot_that_is_not_written_is_seen(model: CausalLM, ops: WrappedOps) -> None:
+    engine = Engine(model, ops)
+    ops.forgets_to_write = 41
+    answer = engine.ask("a", PROMPT)
+    assert answer.final is not None
+    assert answer.final.finish_reason == "error"
+    assert answer.final.error is not None
+    assert "not finite" in answer.final.error
+
+
+def test_foreign_values_in_slots_are_seen(model: CausalLM, ops: WrappedOps) -> None:
+    """Another sequence's K and V are finite: only the comparison sees them."""
+
+    def make(**settings: Any) -> Engine:
+        return Engine(model, ops, **settings)
+
+    expected = cases.cold(make, PROMPT)
+    engine = make()
+    engine.ask("first", PROMPT)
+    first, second = engine.plans[0].rows[0].block_tables[0][:2]
+    blocks = engine.storage.pool.reshape(-1, engine.spec.bytes_per_block)
+    blocks[first] = blocks[second]
+    again = engine.ask("again", PROMPT)
+    with pytest.raises(AssertionError, match="logits of token 0 differ"):
+        cases.assert_same(again, expected, "damaged")
+
+
+@pytest.mark.parametrize("kv_format", ["f32", "bf16"])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_poison_lands_in_the_slots_that_it_is_for(
+    model: CausalLM, ops: WrappedOps, kv_format: str, block_size: int
+) -> None:
+    engine = Engine(model, ops, kv_format, block_size=block_size, num_blocks=3)
+    table = np.array([0, 1, 2], np.int32)
+    for first_slot in (0, 1, 15, 16, block_size - 1):
+        engine.storage.pool.fill(0)
+        fill_slots_with_nan(engine.storage.layers[1], 1, first_slot)
+        expected = np.zeros(3 * block_size, bool)
+        expected[block_size + first_slot : 2 * block_size] = True
+        for layer in engine.storage.layers:
+            for part in layout.read_tokens(layer, table, 3 * block_size):
+                is_nan = np.isnan(part)
+                assert (is_nan == (expected[None, :, None] & (layer is engine.storage.layers[1]))).all()
+
+
+def test_the_ledger_equals_what_the_kernels_processed(model: CausalLM, ops: WrappedOps) -> None:
+    """Law 4, with hits, copies, preemptions, a fork and an abort in it; F17."""
+    engine = Engine(model, ops, num_blocks=9, config=cases.SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=24))
+    long = SamplingParams(max_tokens=40, temperature=0.0)
+    for index in range(4):
+        engine.add(f"s{index}", cases.other_ids(index, 14, 300), long)
+    engine.add("a", PROMPT[:60], long)
+    engine.add("b", [*PROMPT[:40], 5, 6, 7], long)
+    for _ in range(30):
+        engine.step()
+    engine.core.abort("s1")
+    engine.run()
+    engine.ask("again", PROMPT[:60], long)
+    status = engine.core.status()
+    for count in (status.hit_tokens, status.copies, status.preemptions, status.recomputed_tokens):
+        assert count > 0
+    assert ops.num_written == model.config.num_layers * status.processed_tokens
+    assert status.computed_tokens + status.recomputed_tokens == status.processed_tokens
+    assert ops.num_copied == status.copies
+    whole = [answer.final for name, answer in engine.answers.items() if name != "s1"]
+    asked = sum(final.num_prompt_tokens + final.num_output_tokens - 1 for final in whole if final is not None)
+    aborted = engine.rows_of("s1")
+    num_of_aborted = len({position for _, start, count in aborted for position in range(start, start + count)})
+    assert status.hit_tokens + status.computed_tokens == asked + num_of_aborted
