@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.kernels.paged_case import Geometry, Piece, Pool, Stored, batch_of
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.kernels.ops import F32, RopeTable
 from octavo.kernels.reference import ReferenceOps
+from tests.kernels.paged_case import Geometry, Piece, Pool, Stored, batch_of
 
 INSTRUCTION_SETS = supported_instruction_sets()
 FORMATS = ("f32", "bf16")
@@ -24,7 +24,9 @@ def pieces_in(pool: Pool, rows: list[tuple[int, int]]) -> list[Piece]:
     """Sequences of which rows [first, end) are to be written now."""
     size, empty = pool.geometry.block_size, np.zeros(0, np.float32)
     blocks = iter(np.random.default_rng(3).permutation(len(pool.kv.pool) // pool.kv.block_bytes).tolist())
-    return [Piece(Stored(empty, empty, empty, [next(blocks) for _ in range(-(-end // size))]), a, end) for a, end in rows]
+    return [
+        Piece(Stored(empty, empty, empty, [next(blocks) for _ in range(-(-end // size))]), a, end) for a, end in rows
+    ]
 
 
 ROWS = [(0, 5), (30, 31), (7, 60), (0, 1), (15, 17), (63, 64), (0, 100)]
@@ -72,7 +74,9 @@ def test_norms_before_the_rotation(instruction_set: str, kv_format: str) -> None
     rng = np.random.default_rng(2)
     q_norm, k_norm = (1 + 0.1 * rng.standard_normal(128).astype(np.float32) for _ in range(2))
     out, expected = (np.zeros((len(qkv), 4, 128), np.float32) for _ in range(2))
-    NativeOps(2, instruction_set).rope_write(qkv, batch, rope, ours.kv, out, q_norm=q_norm, k_norm=k_norm, norm_eps=1e-6)
+    NativeOps(2, instruction_set).rope_write(
+        qkv, batch, rope, ours.kv, out, q_norm=q_norm, k_norm=k_norm, norm_eps=1e-6
+    )
     ReferenceOps().rope_write(qkv, batch, rope, theirs.kv, expected, q_norm=q_norm, k_norm=k_norm, norm_eps=1e-6)
     assert np.abs(out - expected).max() < 2e-6
     if kv_format == "f32":
