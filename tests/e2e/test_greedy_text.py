@@ -64,5 +64,5 @@ def test_greedy_text_equals_transformers(smollm2_path: Path, reference: PreTrain
             logits = reference(torch.tensor([prompt + ours])).logits[0, len(prompt) - 1 : -1]
         theirs = logits.argmax(-1).tolist()
         first = next((i for i in range(NUM_TOKENS) if theirs[i] != ours[i]), None)
-        assert first is None, f"token {first} of {llm.model.tokenizer.decode(prompt)!r}: {ours[first]} and {theirs[first]}"
+        assert first is None, f"token {first} of {prompt}: {ours[first]} and {theirs[first]}"
         assert np.isfinite(logits.numpy()).all()

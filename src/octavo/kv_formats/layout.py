@@ -44,14 +44,16 @@ class KVSlice(Protocol):
 def codec(kv_format: str) -> ModuleType:
     """The module that defines a format."""
     if kv_format not in _CODECS:
-        raise ConfigError(f"KV format {kv_format!r} is not one of {', '.join(_CODECS)}; choose one with --kv-cache-dtype")
+        known = ", ".join(_CODECS)
+        raise ConfigError(f"KV format {kv_format!r} is not one of {known}; choose one with --kv-cache-dtype")
     return _CODECS[kv_format]
 
 
 def _tile(kv: KVSlice, block_id: int, head: int, tile_index: int) -> U8:
     """The bytes [K tile | V tile] of 16 tokens of one head: a view."""
     tile_bytes = 2 * TILE_TOKENS * kv.head_dim * codec(kv.kv_format).ITEM_BYTES
-    start = block_id * kv.block_bytes + kv.layer_offset + (head * (kv.block_size // TILE_TOKENS) + tile_index) * tile_bytes
+    tiles_before = head * (kv.block_size // TILE_TOKENS) + tile_index
+    start = block_id * kv.block_bytes + kv.layer_offset + tiles_before * tile_bytes
     return kv.pool[start : start + tile_bytes]
 
 
