@@ -62,7 +62,9 @@ native:
 	@mkdir -p build
 	@cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(PYTHON)) > build/cmake.log 2>&1 || { cat build/cmake.log; exit 1; }
 	cmake --build build/dev
-	cp build/dev/_native*.so src/octavo/kernels/
+	@for built in build/dev/_native*.so; do \
+	  cp "$$built" "src/octavo/kernels/.$$(basename $$built).new" && \
+	  mv "src/octavo/kernels/.$$(basename $$built).new" "src/octavo/kernels/$$(basename $$built)"; done
 
 clean:
 	rm -rf build dist $(VENV)

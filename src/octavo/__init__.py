@@ -74,7 +74,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return import_module("importlib.metadata").version("octavo")
+        return _version()
     if name not in _MODULES:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)
@@ -82,3 +82,11 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    metadata = import_module("importlib.metadata")
+    try:
+        return str(metadata.version("octavo"))
+    except metadata.PackageNotFoundError:
+        return "0+unknown"  # a checkout that was not installed

@@ -1,4 +1,4 @@
-"""Sequences in a pool of blocks whose unused slots are poisoned, and calls of paged attention on chosen rows of them."""
+"""Sequences in a pool of blocks whose unused slots are poisoned, and paged attention on chosen rows of them."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.kernels.paged_case import Geometry, Piece, Pool, attend, attention_f64, batch_of, random_sequence
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.kernels.reference import ReferenceOps
+from tests.kernels.paged_case import Geometry, Piece, Pool, attend, attention_f64, batch_of, random_sequence
 
 INSTRUCTION_SETS = supported_instruction_sets()
 FORMATS = ("f32", "bf16")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.kernels.paged_case import POISONS, Geometry, Piece, Pool, Stored, attend, attend_in_chunks, random_sequence
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.kernels.ops import F32
+from tests.kernels.paged_case import POISONS, Geometry, Piece, Pool, Stored, attend, attend_in_chunks, random_sequence
 
 INSTRUCTION_SETS = supported_instruction_sets()
 FORMATS = ("f32", "bf16")
@@ -126,3 +126,19 @@ def test_later_tokens_never_matter(instruction_set: str, kv_format: str, poison:
         out = attend_in_chunks(ops, pool, pool.add(q, k_bad, v_bad), 300)
         assert_same_bits(out[:bad], expected[:bad])
         assert not np.isfinite(out[bad]).all()
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_the_sign_of_a_zero_does_not_depend_on_later_tokens(instruction_set: str, kv_format: str) -> None:
+    """Weights x V underflow to -0 here; a later token's 0 x V would turn that into +0, or leave it."""
+    geometry = Geometry(3, 1, 16, kv_format)
+    q, k, v = random_sequence(geometry, 40, seed=12)
+    k[...], q[...] = 0.0, 4.0
+    k[:, 0], v[:, 0], v[:, 1:, :8], v[:, 1:, 8:] = 4.0, 0.0, -1e-40, 1e-40
+    pool = Pool(geometry, 4)
+    sequence = pool.add(q, k, v)
+    ops = NativeOps(1, instruction_set)
+    expected = decode(ops, pool, sequence)
+    assert (expected == 0).all()
+    assert_same_bits(attend_in_chunks(ops, pool, sequence, 40), expected)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from octavo.errors import ConfigError, KernelError
 from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
@@ -15,14 +14,14 @@ try:
     from octavo.kernels import _native
 except ImportError as error:
     raise KernelError(
-        f"the native kernels cannot be loaded ({error}); install octavo with `pip install .` (it needs a C++17 compiler), "
-        "or `make native` in a checkout"
+        f"the native kernels cannot be loaded ({error}); install octavo with `pip install .` (it needs a C++17 "
+        "compiler), or run `make native` in a checkout"
     ) from error
 
 
 def supported_instruction_sets() -> list[str]:
     """Those that were compiled in and that this processor has, best first."""
-    return list(_native.supported_instruction_sets())
+    return _native.supported_instruction_sets()
 
 
 def usable_cores() -> int:
@@ -35,8 +34,8 @@ def usable_cores() -> int:
 class NativeOps:
     """`ops.Ops` in C++.
 
-    `num_threads` 0 means one per usable core. `spin_pauses` bounds how long an idle thread spins (a pause is about 25 ns)
-    before it sleeps.
+    `num_threads` 0 means one per usable core. `spin_pauses` bounds how long an idle thread spins before it sleeps (a
+    pause is about 25 ns).
     """
 
     def __init__(self, num_threads: int = 0, instruction_set: str = "auto", spin_pauses: int = 200) -> None:
@@ -48,24 +47,26 @@ class NativeOps:
                 f"--instruction-set {instruction_set!r} cannot be had; this machine has: auto, {', '.join(supported)}"
             )
         self._kernels = _native.Kernels(num_threads or usable_cores(), instruction_set, spin_pauses)
-        self._views: dict[tuple[int, int], tuple[KVLayer, Any]] = {}  # one per layer of a pool, for the life of the pool
+        # One per layer of a pool; keeps the pool alive as long as these operations.
+        self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
     @property
     def instruction_set(self) -> str:
-        return str(self._kernels.instruction_set)
+        return self._kernels.instruction_set
 
     @property
     def num_threads(self) -> int:
-        return int(self._kernels.num_threads)
+        return self._kernels.num_threads
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
-        packed: PackedLinear = self._kernels.pack_linear(weight, bias, weights_dtype)
-        return packed
+        return self._kernels.pack_linear(weight, bias, weights_dtype)
 
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
+        assert isinstance(weight, _native.Linear)
         self._kernels.linear(x, weight, out, accumulate)
 
     def embedding(self, table: PackedLinear, token_ids: I32, out: F32) -> None:
+        assert isinstance(table, _native.Linear)
         self._kernels.embedding(table, token_ids, out)
 
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
@@ -107,7 +108,7 @@ class NativeOps:
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
 
-    def _view(self, kv: KVLayer) -> Any:
+    def _view(self, kv: KVLayer) -> _native.KVView:
         key = (id(kv), kv.layer_offset)
         found = self._views.get(key)
         if found is None or found[0] is not kv:

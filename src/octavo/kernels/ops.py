@@ -52,7 +52,10 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which sequence and positions the rows of a step belong to. Sequence i owns rows query_start[i] to query_start[i + 1]."""
+    """Which sequence and positions the rows of a step belong to.
+
+    Sequence i owns rows query_start[i] to query_start[i + 1].
+    """
 
     query_start: I32  # [num_sequences + 1], ascending from 0
     start_position: I32  # [num_sequences], position of the sequence's first row in this step

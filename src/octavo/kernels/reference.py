@@ -109,7 +109,7 @@ def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:
 
 def _rms_norm(x: F32, weight: F32, eps: float) -> F32:
     mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
-    return x / np.sqrt(mean + np.float32(eps)) * weight
+    return np.asarray(x / np.sqrt(mean + np.float32(eps)) * weight, np.float32)
 
 
 def _rotate(heads: F32, rope: RopeTable, position: int) -> F32:

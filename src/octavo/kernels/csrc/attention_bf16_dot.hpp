@@ -1,5 +1,5 @@
-// Attention arithmetic on bf16 tiles where the machine multiplies bf16 pairs: query and weights are rounded to bf16, the
-// sums are f32. K tile [head_dim / 2][16][2], V tile [8][head_dim][2].
+// Attention arithmetic on bf16 tiles where the machine multiplies bf16 pairs: query and weights are rounded to bf16,
+// the sums are f32. K tile [head_dim / 2][16][2], V tile [8][head_dim][2].
 #pragma once
 #include "attention_tiles.hpp"
 
@@ -12,13 +12,12 @@ OCTAVO_INLINE __m512bh set1_pair(uint32_t pair) { return (__m512bh)_mm512_set1_e
 OCTAVO_INLINE F16 dot(F16 sum, __m512bh a, __m512bh b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
 
 struct Bf16DotTiles {
-  static int query_words(int head_dim) { return head_dim / 2; }
-  // Puts one row's scaled query beside the others: q [head_dim / 2][num_rows], pairs of dimensions.
-  static void pack_query(const float* x, int head_dim, int num_rows, int row, uint32_t* q) {
-    alignas(32) uint32_t pairs[8];
+  static constexpr int kQueryWords = kMaxHeadDim / 2;  // between two rows of packed queries: pairs of dimensions
+
+  static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
     for (int d = 0; d < head_dim; d += 16) {
-      _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), (__m256i)_mm512_cvtneps_pbh(load(x + d).v));
-      for (int i = 0; i < 8; i++) q[(d / 2 + i) * num_rows + row] = pairs[i];
+      const __m256bh pairs = _mm512_cvtneps_pbh(mul(load(x + d), scale).v);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + d / 2), (__m256i)pairs);
     }
   }
 
@@ -29,14 +28,14 @@ struct Bf16DotTiles {
     F16 sum[kRows][kTiles];
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
-    for (int word = 0; word < head_dim / 2; word++, q += kRows) {
+    for (int word = 0; word < head_dim / 2; word++) {
       __m512bh key[kTiles];
       for (int t = 0; t < kTiles; t++) {
         key[t] = load_pairs(k[t] + word * 64);
         if (kPrefetch) prefetch_line(next[t], word);
       }
       for (int r = 0; r < kRows; r++) {
-        const __m512bh x = set1_pair(q[r]);
+        const __m512bh x = set1_pair(q[r * kQueryWords + word]);
         for (int t = 0; t < kTiles; t++) sum[r][t] = dot(sum[r][t], key[t], x);
       }
     }
@@ -44,31 +43,31 @@ struct Bf16DotTiles {
       for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
   }
 
-  // Weights 2^(score - max) as bf16 pairs; returns their sum, as rounded. An odd last tile is paired with zeros.
-  static float weights(SpanBuffers& buffers, int row, int num_tiles, float max_score) {
-    const F16 largest = set1(max_score);
-    const __m512bh ones = set1_pair(0x3f803f80u);
-    float* scores = buffers.scores[row];
-    if (num_tiles % 2) store(scores + num_tiles * 16, set1(-__builtin_inff()));
-    F16 sum = zero();
-    for (int tile = 0; tile < num_tiles; tile += 2) {
-      const F16 low = weight_exp2<true>(sub(load(scores + tile * 16), largest));
-      const F16 high = weight_exp2<true>(sub(load(scores + tile * 16 + 16), largest));
+  static constexpr int kWeighTiles = 2;  // weighed together
+
+  // Weights 2^(score - max) of all rows as bf16 pairs, for two tiles, and their sums as rounded.
+  template <int kRows>
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, const float* max_scores) {
+    for (int r = 0; r < kRows; r++) {
+      const float* scores = buffers.scores[r] + tile * 16;
+      const F16 largest = set1(max_scores[r]);
+      const F16 low = weight_exp2<true>(sub(load(scores), largest));
+      const F16 high = weight_exp2<true>(sub(load(scores + 16), largest));
       const __m512bh pairs = _mm512_cvtne2ps_pbh(high.v, low.v);
-      sum = dot(sum, pairs, ones);
-      _mm512_store_si512(buffers.weight_pairs[row] + tile * 8, (__m512i)pairs);
+      _mm512_store_si512(buffers.weight_pairs[r] + tile * 8, (__m512i)pairs);
+      store(buffers.sums[r], dot(tile == 0 ? zero() : load(buffers.sums[r]), pairs, set1_pair(0x3f803f80u)));
     }
-    return reduce_add(sum);
   }
 
   // As in attention_widened.hpp, two keys at a time.
-  template <int kRows, int kVectors, bool kPrefetch>
-  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, const SpanBuffers& buffers,
-                            int head_dim, int column, float* out) {
+  template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
+                            const float* max_scores, int head_dim, int column, float* out, const Shares* shares) {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
     for (int tile = 0; tile < num_tiles; tile++) {
+      if (kWeigh && tile % 2 == 0) weigh<kRows>(buffers, tile, max_scores);
       const uint8_t* value = v[tile] + column * 64;
       for (int word = 0; word < kTileTokens / 2; word++, value += head_dim * 4) {
         __m512bh x[kVectors];
@@ -82,8 +81,7 @@ struct Bf16DotTiles {
         }
       }
     }
-    for (int r = 0; r < kRows; r++)
-      for (int c = 0; c < kVectors; c++) store(out + r * head_dim + (column + c) * 16, sum[r][c]);
+    store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares);
   }
 
   static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, int first, int last) {

@@ -11,10 +11,10 @@ namespace OCTAVO_ISA {
 // writes the output; otherwise the spans' results wait in `partials` for the last piece of the same rows.
 struct Piece {
   int32_t sequence, kv_head;
-  int32_t first_token, num_tokens;           // counted from the sequence's first row of this call
-  int32_t first_span, end_span, num_spans;   // num_spans: all that the rows see
-  int32_t counter;                           // -1: does them all
-  int64_t partials;                          // offset in floats; the same for all pieces of the rows
+  int32_t first_token, num_tokens;  // counted from the sequence's first row of this call
+  int32_t first_span, end_span;
+  int32_t counter;   // of the pieces of these rows that have not ended; -1: this one does all of their spans
+  int64_t partials;  // offset in floats; the same for all pieces of the rows
 
   bool is_whole() const { return counter < 0; }
 };
@@ -50,20 +50,23 @@ static void for_each_piece(const AttentionArgs& args, AttentionPlan& plan, Visit
     if (num_tokens > kShortTokens) {
       const int step = plan.piece_tokens;
       for (int chunk = (end - 1) / step; chunk >= start / step; chunk--) {  // what sees most keys first
-        const int first = chunk * step > start ? chunk * step : start, last = (chunk + 1) * step < end ? (chunk + 1) * step : end;
+        const int first = chunk * step > start ? chunk * step : start;
+        const int last = (chunk + 1) * step < end ? (chunk + 1) * step : end;
         const int num_spans = (last - 1) / kSpanKeys + 1;
         for (int head = 0; head < num_kv_heads; head++, plan.num_pieces++)
-          visit(Piece{sequence, head, first - start, last - first, 0, num_spans, num_spans, -1, 0});
+          visit(Piece{sequence, head, first - start, last - first, 0, num_spans, -1, 0});
       }
       continue;
     }
     const int num_spans = (end - 1) / kSpanKeys + 1;
-    const bool cut = num_spans > plan.piece_spans && (num_tokens == 1 || num_tokens * num_spans <= kMaxPartialTokenSpans);
+    const bool fits = num_tokens == 1 || num_tokens * num_spans <= kMaxPartialTokenSpans;
+    const bool cut = fits && num_spans > plan.piece_spans;
     const int step = cut ? plan.piece_spans : num_spans;
     for (int head = 0; head < num_kv_heads; head++) {
       for (int span = 0; span < num_spans; span += step, plan.num_pieces++) {
         const int last = span + step < num_spans ? span + step : num_spans;
-        visit(Piece{sequence, head, 0, num_tokens, span, last, num_spans, cut ? plan.num_counters : -1, plan.num_partials});
+        const int counter = cut ? plan.num_counters : -1;
+        visit(Piece{sequence, head, 0, num_tokens, span, last, counter, plan.num_partials});
       }
       if (!cut) continue;
       plan.num_counters++;

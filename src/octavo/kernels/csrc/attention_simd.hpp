@@ -17,6 +17,28 @@ constexpr int kMaxRows = 3, kAccumulators = 3;
 // Vectors beside each other for `rows` rows: 1, 2 or 4, as registers allow. Never a question of bits.
 constexpr int vectors_for(int rows) { return 4 * rows <= kAccumulators ? 4 : 2 * rows <= kAccumulators ? 2 : 1; }
 
+// As reduce_add and reduce_max (the same tree of lanes), without a way through memory.
+#if defined(__AVX512F__)
+OCTAVO_INLINE __m256 halves_(__m512 a, int half) {
+  return half ? _mm512_maskz_extractf32x8_ps(0xff, a, 1) : _mm512_maskz_extractf32x8_ps(0xff, a, 0);
+}
+OCTAVO_INLINE float sum_lanes(F16 a) {
+  const __m256 b = _mm256_add_ps(halves_(a.v, 0), halves_(a.v, 1));
+  const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+OCTAVO_INLINE float max_lanes(F16 a) {
+  const __m256 b = _mm256_max_ps(halves_(a.v, 0), halves_(a.v, 1));
+  const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+#else
+OCTAVO_INLINE float sum_lanes(F16 a) { return reduce_add(a); }
+OCTAVO_INLINE float max_lanes(F16 a) { return reduce_max(a); }
+#endif
+
 OCTAVO_INLINE void prefetch_line(const uint8_t* tile, int line) { __builtin_prefetch(tile + line * 64, 0, 2); }
 
 // a * 2^n for integral n <= 127; below -126 a zero (or, with AVX-512, a denormal). A NaN stays one.

@@ -8,17 +8,44 @@ namespace OCTAVO_ISA {
 
 // A span: 256 keys at a multiple of 256. It is summed from scratch, and spans are merged in ascending order: the one
 // order of additions that a row knows, whoever computes which span.
+constexpr int kMaxHeadDim = 256;
 constexpr int kSpanTiles = 16, kSpanKeys = kSpanTiles * kTileTokens;
 
 struct SpanBuffers {
   alignas(64) float scores[kMaxRows][kSpanKeys];               // become the weights where those are f32
   alignas(64) uint32_t weight_pairs[kMaxRows][kSpanKeys / 2];  // weights as bf16, two keys to a word
+  alignas(64) float sums[kMaxRows][16];                        // of the weights, lane by lane
 };
 
 // The tiles of a span, and what of the next one to ask the memory for meanwhile: half tiles in the order of addresses.
 struct SpanTiles {
   const uint8_t *k[kSpanTiles], *v[kSpanTiles], *next[2 * kSpanTiles];
 };
+
+// What the spans before (old) and a new span contribute to a row: 2^(their maximum - the new maximum).
+struct Shares {
+  alignas(64) float old[kLanes], span[kLanes];
+};
+
+// One step of a merge, wherever it is done.
+OCTAVO_INLINE F16 merged(F16 old, F16 old_share, F16 span, F16 span_share) {
+  return fma(span, span_share, mul(old, old_share));
+}
+
+// Stores sums of rows [kRows][kVectors], or merges them into what is there.
+template <int kRows, int kVectors>
+OCTAVO_INLINE void store_values(const F16 (&sum)[kRows][kVectors], float* out, int head_dim, const Shares* shares) {
+  if (!shares) {
+    for (int r = 0; r < kRows; r++)
+      for (int c = 0; c < kVectors; c++) store(out + r * head_dim + c * 16, sum[r][c]);
+  } else {
+    for (int r = 0; r < kRows; r++) {
+      float* to = out + r * head_dim;
+      for (int c = 0; c < kVectors; c++)
+        store(to + c * 16, merged(load(to + c * 16), set1(shares->old[r]), sum[r][c], set1(shares->span[r])));
+    }
+  }
+}
 
 // Copies a V tile ([16 / kPerWord][words] 32-bit words), keeping only its first `last` tokens: the others become 0.
 // True when a token in [first, last) holds a NaN or an infinity.
@@ -28,7 +55,8 @@ static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int f
   constexpr uint32_t exponent = kPerWord == 2 ? 0x7f807f80u : 0x7f800000u;
   constexpr uint32_t lowest = kPerWord == 2 ? 0x00800080u : 0x00800000u;  // added to an exponent of all ones: carries
   constexpr uint32_t sign = kPerWord == 2 ? 0x80008000u : 0x80000000u;    // into here
-  uint32_t found = 0;
+  typedef uint32_t Words __attribute__((vector_size(64)));
+  Words found = {};
   for (int row = 0; row < kTileTokens / kPerWord; row++) {
     uint32_t keep = 0, check = 0;
     for (int part = 0; part < kPerWord; part++) {
@@ -39,14 +67,17 @@ static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int f
     }
     const uint8_t* from = source + static_cast<size_t>(row) * words * 4;
     uint32_t* to = target + static_cast<size_t>(row) * words;
-    for (int i = 0; i < words; i++) {
-      uint32_t word;
-      std::memcpy(&word, from + i * 4, 4);
-      to[i] = word & keep;
+    for (int i = 0; i < words; i += 16) {
+      Words word;
+      std::memcpy(&word, from + i * 4, sizeof word);
       found |= ((word & check) + lowest) & sign;
+      word &= keep;
+      std::memcpy(to + i, &word, sizeof word);
     }
   }
-  return found != 0;
+  uint32_t any = 0;
+  for (int i = 0; i < 16; i++) any |= found[i];
+  return any != 0;
 }
 
 }  // namespace OCTAVO_ISA

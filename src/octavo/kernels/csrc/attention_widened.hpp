@@ -20,10 +20,10 @@ template <class Words>
 struct WidenedTiles {
   static constexpr int kPerWord = Words::kPerWord;
 
-  static int query_words(int head_dim) { return head_dim; }
-  // Puts one row's scaled query beside the others: q [head_dim][num_rows], f32.
-  static void pack_query(const float* x, int head_dim, int num_rows, int row, uint32_t* q) {
-    for (int d = 0; d < head_dim; d++) std::memcpy(q + d * num_rows + row, x + d, 4);
+  static constexpr int kQueryWords = kMaxHeadDim;  // between two rows of packed queries: f32
+
+  static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
+    for (int d = 0; d < head_dim; d += 16) store(reinterpret_cast<float*>(q) + d, mul(load(x + d), scale));
   }
 
   // Scores of kRows rows x kTiles tiles; each is one chain of additions over head_dim.
@@ -35,14 +35,14 @@ struct WidenedTiles {
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
     for (int word = 0; word < head_dim / kPerWord; word++) {
-      for (int part = 0; part < kPerWord; part++, q += kRows) {
+      for (int part = 0; part < kPerWord; part++) {
         F16 key[kTiles];
         for (int t = 0; t < kTiles; t++) {
           key[t] = Words::part(k[t] + word * 64, part);
           if (kPrefetch && part == 0) prefetch_line(next[t], word);
         }
         for (int r = 0; r < kRows; r++) {
-          const F16 x = set1(q[r]);
+          const F16 x = set1(q[r * kQueryWords + word * kPerWord + part]);
           for (int t = 0; t < kTiles; t++) sum[r][t] = fma(key[t], x, sum[r][t]);
         }
       }
@@ -51,27 +51,30 @@ struct WidenedTiles {
       for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
   }
 
-  // Weights 2^(score - max) in place; returns their sum.
-  static float weights(SpanBuffers& buffers, int row, int num_tiles, float max_score) {
-    float* scores = buffers.scores[row];
-    const F16 largest = set1(max_score);
-    F16 sum = zero();
-    for (int tile = 0; tile < num_tiles; tile++) {
-      const F16 weight = weight_exp2<false>(sub(load(scores + tile * 16), largest));
-      sum = add(sum, weight);
-      store(scores + tile * 16, weight);
+  static constexpr int kWeighTiles = 1;  // weighed together
+
+  // Scores of all rows become weights 2^(score - max), for one tile, and are summed.
+  template <int kRows>
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, const float* max_scores) {
+    for (int r = 0; r < kRows; r++) {
+      float* scores = buffers.scores[r] + tile * 16;
+      const F16 weights = weight_exp2<false>(sub(load(scores), set1(max_scores[r])));
+      store(scores, weights);
+      store(buffers.sums[r], add(tile == 0 ? zero() : load(buffers.sums[r]), weights));
     }
-    return reduce_add(sum);
   }
 
   // out [kRows][head_dim], from `column` vectors on: weights x V over all keys, ascending, one chain for each element.
-  template <int kRows, int kVectors, bool kPrefetch>
-  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, const SpanBuffers& buffers,
-                            int head_dim, int column, float* out) {
+  // With kWeigh the weights are made on the way: in between, they take units that multiply-adds leave idle.
+  // With shares, the result is merged into out.
+  template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
+                            const float* max_scores, int head_dim, int column, float* out, const Shares* shares) {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
     for (int tile = 0; tile < num_tiles; tile++) {
+      if (kWeigh) weigh<kRows>(buffers, tile, max_scores);
       const uint8_t* value = v[tile] + column * 64;
       for (int word = 0; word < kTileTokens / kPerWord; word++, value += head_dim * 4) {
         for (int part = 0; part < kPerWord; part++) {
@@ -87,8 +90,7 @@ struct WidenedTiles {
         }
       }
     }
-    for (int r = 0; r < kRows; r++)
-      for (int c = 0; c < kVectors; c++) store(out + r * head_dim + (column + c) * 16, sum[r][c]);
+    store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares);
   }
 
   static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, int first, int last) {

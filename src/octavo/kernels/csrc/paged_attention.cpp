@@ -1,5 +1,5 @@
-// Attention of any rows (prefill, chunks, decode, mixed) over K and V in blocks. See attention_span.hpp for the order of
-// the additions, attention_plan.hpp for the pieces of work.
+// Attention of any rows (prefill, chunks, decode, mixed) over K and V in blocks. See attention_span.hpp for the order
+// of the additions, attention_plan.hpp for the pieces of work.
 #include "attention_plan.hpp"
 #include "ops.hpp"
 
@@ -24,9 +24,8 @@ struct Carver {
 struct ThreadSpace {
   ThreadBuffers* buffers;
   RowBlock* blocks;
-  uint32_t* q;  // [max_rows][head_dim]
+  uint32_t* q;  // [max_rows][kMaxHeadDim]
   float* o;     // [max_rows][head_dim]
-  float* row;   // [head_dim]
 };
 
 struct Work {
@@ -47,17 +46,11 @@ ThreadSpace carve_thread(Carver& carver, const AttentionPlan& plan, int head_dim
   const size_t num_blocks = static_cast<size_t>(plan.piece_tokens / 16 + 1) * max_row_blocks(16 * plan.group);
   space.buffers = carver.take<ThreadBuffers>(1);
   uint32_t* v_tile = carver.take<uint32_t>(static_cast<size_t>(head_dim) * kTileTokens);
-  uint32_t* q_row = carver.take<uint32_t>(head_dim);
-  const SpanResult result = {carver.take<float>(static_cast<size_t>(kMaxRows) * head_dim), carver.take<float>(kLanes),
-                             carver.take<float>(kLanes)};
   space.blocks = carver.take<RowBlock>(num_blocks);
-  space.q = carver.take<uint32_t>(row_floats);
+  space.q = carver.take<uint32_t>(static_cast<size_t>(plan.max_rows) * kMaxHeadDim);
   space.o = carver.take<float>(row_floats);
-  space.row = carver.take<float>(head_dim);
   if (carver.base) {
     space.buffers->v_tile = v_tile;
-    space.buffers->q_row = q_row;
-    space.buffers->result = result;
   }
   return space;
 }
@@ -83,7 +76,7 @@ int make_blocks(const AttentionArgs& args, const AttentionPlan& plan, const Piec
     for (int row = 0, left = (next - strip) * plan.group; left > 0;) {
       RowBlock& block = space.blocks[num_blocks++];
       block.num_rows = take_rows(left);
-      block.q = space.q + static_cast<size_t>(num_rows) * args.kv.head_dim;
+      block.q = space.q + static_cast<size_t>(num_rows) * kMaxHeadDim;
       block.o = space.o + static_cast<size_t>(num_rows) * args.kv.head_dim;
       for (int i = 0; i < block.num_rows; i++, row++) {
         const int position = strip + row / plan.group;
@@ -106,8 +99,7 @@ void pack_queries(const AttentionArgs& args, const ThreadSpace& space, int num_b
     const RowBlock& block = space.blocks[i];
     for (int row = 0; row < block.num_rows; row++) {
       const float* q = args.q + static_cast<size_t>(block.out_row[row]) * head_dim;
-      for (int d = 0; d < head_dim; d += 16) store(space.row + d, mul(load(q + d), scale));
-      Tiles::pack_query(space.row, head_dim, block.num_rows, row, block.q);
+      Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
     }
   }
 }
@@ -141,7 +133,7 @@ SpanResult partial_of(const Work& work, const Piece& piece, int span, const RowB
                 static_cast<int64_t>(span) * max_partial_floats(work.plan, work.args->kv.head_dim, piece.num_tokens);
   float* sums = base + 2 * kLanes * block_index;
   const int num_blocks = 2 * max_row_blocks(piece.num_tokens * work.plan.group);
-  return {base + 2 * kLanes * num_blocks + (block.o - first_o), sums, sums + kLanes};
+  return {base + 2 * kLanes * num_blocks + (block.o - first_o), sums, sums + kLanes, false};
 }
 
 void set_first_span(RowBlock& block, int head_dim, SpanResult result) {
@@ -188,16 +180,15 @@ void run_piece(void* context, int piece_index, int thread) {
     if (prefetch) {
       num_next = find_next_tiles(work, piece_index, span, next);
       const uint8_t* nothing = reinterpret_cast<const uint8_t*>(space.q);
-      for (int i = 0; i < 2 * num_tiles; i++) tiles.next[i] = i / 2 < num_next ? next[i / 2] + i % 2 * half_bytes : nothing;
+      for (int i = 0; i < 2 * num_tiles; i++)
+        tiles.next[i] = i / 2 < num_next ? next[i / 2] + i % 2 * half_bytes : nothing;
     }
     for (int i = 0; i < num_blocks; i++) {
       RowBlock& block = space.blocks[i];
       if (block.last_position() < span * kSpanKeys) continue;
-      const SpanResult result = !piece.is_whole() ? partial_of(work, piece, span, block, i, space.o)
-                                : span == 0       ? SpanResult{block.o, block.m, block.l}
-                                                  : space.buffers->result;
+      const SpanResult result = piece.is_whole() ? SpanResult{block.o, block.m, block.l, span > 0}
+                                                 : partial_of(work, piece, span, block, i, space.o);
       attend_span<Tiles>(block, span, tiles, prefetch && i == 0, head_dim, *space.buffers, result);
-      if (piece.is_whole() && span > 0) merge_span(block, head_dim, result);
     }
     if (span + 1 == piece.end_span) break;
     if (prefetch) std::memcpy(tiles.k, next, sizeof next);

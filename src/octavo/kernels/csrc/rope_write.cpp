@@ -68,7 +68,8 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
     rotate(args.q_norm ? normal : q, cos, sin, half, head_dim, out_q);
   }
   const int slot = position % kv.block_size;
-  const int32_t block_id = args.batch.block_table[static_cast<size_t>(sequence) * args.batch.max_blocks + position / kv.block_size];
+  const int32_t* table = args.batch.block_table + static_cast<size_t>(sequence) * args.batch.max_blocks;
+  const int32_t block_id = table[position / kv.block_size];
   for (int head = 0; head < kv.num_kv_heads; head++, k += head_dim, v += head_dim) {
     if (args.k_norm) normalise(k, args.k_norm, args.norm_eps, head_dim, normal);
     rotate(args.k_norm ? normal : k, cos, sin, half, head_dim, rotated);

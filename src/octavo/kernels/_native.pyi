@@ -1,0 +1,63 @@
+"""Types of the compiled module; shapes are in ops.py."""
+
+from octavo.kernels.ops import F32, I32, U8
+
+class Linear:
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def weights_dtype(self) -> str: ...
+
+class KVView: ...
+
+class Kernels:
+    def __init__(self, num_threads: int, instruction_set: str, spin_pauses: int) -> None: ...
+    @property
+    def instruction_set(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> Linear: ...
+    def linear(self, x: F32, weight: Linear, out: F32, accumulate: bool) -> None: ...
+    def embedding(self, table: Linear, token_ids: I32, out: F32) -> None: ...
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None: ...
+    def silu_mul(self, gate_up: F32, out: F32) -> None: ...
+    def rope_write(
+        self,
+        qkv: F32,
+        query_start: I32,
+        start_position: I32,
+        block_table: I32,
+        cos: F32,
+        sin: F32,
+        kv: KVView,
+        out_q: F32,
+        q_norm: F32 | None,
+        k_norm: F32 | None,
+        norm_eps: float,
+    ) -> None: ...
+    def paged_attention(
+        self,
+        q: F32,
+        query_start: I32,
+        start_position: I32,
+        block_table: I32,
+        kv: KVView,
+        scale: float,
+        out: F32,
+    ) -> None: ...
+    def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None: ...
+
+def supported_instruction_sets() -> list[str]: ...
+def make_kv_view(
+    pool: U8,
+    block_bytes: int,
+    layer_offset: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    kv_format: str,
+) -> KVView: ...
