@@ -93,14 +93,13 @@ class Request:
         self.params = params
         self.seed = seed
         self.namespace = namespace
-        self.priority = priority
+        self.priority = priority  # lower is more urgent
         self.num_prompt_tokens = len(self.token_ids)
         ending = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self.stop_token_ids = frozenset(ending)
         self.banned_token_ids = tuple(sorted(self.stop_token_ids)) if params.min_tokens else ()
-        self.needs_token_history = (
-            params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        )
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        self.needs_token_history = penalties != (1.0, 0.0, 0.0)
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None
