@@ -308,7 +308,9 @@ class Harness:
         """The tokens that a row's request has now. What a beam has only the core knows, until its search ends."""
         shadow = self.shadows.get(row_id)
         if shadow is None or shadow.params.use_beam_search:
-            return next(request for request in self.scheduler.running if request.request_id == row_id).token_ids.tolist()
+            return next(
+                request for request in self.scheduler.running if request.request_id == row_id
+            ).token_ids.tolist()
         return [*shadow.prompt, *shadow.output]
 
     def _check_writer(self, row: Row) -> None:
@@ -358,7 +360,12 @@ class Harness:
             assert (output.finish_reason == "error") is (output.error is not None)
             return
         assert (shadow.output, output.finish_reason) == (text, reason), f"{output.request_id}: wrong text or end"
-        if shadow.group is not None and not shadow.preemptions and not shadow.was_touched and self.config.enable_kv_cache:
+        if (
+            shadow.group is not None
+            and not shadow.preemptions
+            and not shadow.was_touched
+            and self.config.enable_kv_cache
+        ):
             stored = len(shadow.output) - 1 + (0 if shadow.branch else len(shadow.prompt) - output.num_cached_tokens)
             assert shadow.num_run == stored, f"{name}: the prompt was computed for a second branch"
         if not shadow.preemptions and not shadow.is_branch and self.config.enable_kv_cache:
@@ -418,7 +425,9 @@ class Harness:
     def _count_saved(self) -> int:
         saved, names = 0, {r.group.request_id for r in self.scheduler.running if r.group is not None}
         for name in names:
-            tables = [t for r in self.scheduler.running if r.group and r.group.request_id == name for t in r.block_tables]
+            tables = [
+                t for r in self.scheduler.running if r.group and r.group.request_id == name for t in r.block_tables
+            ]
             saved += sum(map(len, tables)) - len({block for table in tables for block in table})
         return saved
 
