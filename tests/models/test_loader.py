@@ -244,6 +244,21 @@ def test_the_headers_tell_how_many_bytes_the_weights_will_take(tmp_path: Path, f
     assert 0.9 * loaded <= source.weights_bytes(dtype) <= loaded
 
 
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_a_file_that_is_cut_after_it_was_opened_is_told(tmp_path: Path, kind: str) -> None:
+    if kind == "gguf":
+        path = file = tmp_path / "a.gguf"
+        make_tiny_gguf(file, "qwen2", "Q8_0")
+    else:
+        path = make_tiny_model(tmp_path / "model", "llama2")
+        file = path / "model.safetensors"
+    source = open_model(path)
+    with file.open("r+b") as cut:
+        cut.truncate(1000)
+    with pytest.raises(ModelError, match=r"has become shorter while it was read .* load it again"):
+        load_model(source, CountingOps(), "f32")
+
+
 def test_no_memory_is_one_sentence(directory: Path) -> None:
     with pytest.raises(MemoryBudgetError, match=r"not enough memory for the weights of .*choose a smaller model"):
         load_model(open_model(directory), CountingOps(most=50_000), "f32")
