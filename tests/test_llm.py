@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -304,6 +305,30 @@ def test_options_are_checked_before_a_model_is_looked_for() -> None:
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         LLM(str(tmp_path / "nothing"))
+
+
+def test_one_stop_string_is_not_taken_letter_by_letter(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"stop is the string 'END'; give a tuple"):
+        one(llm, TEXTS[0], SamplingParams(stop="END"))  # type: ignore[arg-type]
+
+
+def test_the_same_answers_through_the_engine_for_asyncio(tiny: Path, llm: LLM) -> None:
+    wanted = [c.text for c in llm.generate(TEXTS, GREEDY)]
+    model = octavo.load(str(tiny), executor=ExecutorConfig(kv_cache_memory=64 * BLOCK_BYTES))
+    engine = octavo.AsyncEngine(model.core, model.tokenizer, octavo.EngineConfig(eos_token_ids=model.eos_token_ids))
+
+    async def ask(number: int, text: str) -> str:
+        deltas = engine.generate(model.tokenizer.encode(text), GREEDY, request_id=str(number))
+        return "".join([delta.text async for delta in deltas])
+
+    async def main() -> list[str]:
+        engine.start()
+        try:
+            return await asyncio.gather(*[ask(number, text) for number, text in enumerate(TEXTS)])
+        finally:
+            await engine.shutdown(timeout_s=5)
+
+    assert asyncio.run(main()) == wanted
 
 
 # -- facts

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from octavo.core.config import SchedulerConfig
     from octavo.core.sampling_params import SamplingParams
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.config import EngineConfig
     from octavo.errors import (
         CapacityError,
         ConfigError,
         DownloadError,
+        EngineOverloadedError,
         EngineStoppedError,
         InvalidRequestError,
         KernelError,
@@ -35,6 +37,7 @@ _MODULES = {
     "SchedulerOptions": "octavo.llm",
     "load": "octavo.llm",
     "AsyncEngine": "octavo.engine.async_engine",
+    "EngineConfig": "octavo.engine.config",
     "SamplingParams": "octavo.core.sampling_params",
     "SchedulerConfig": "octavo.core.config",
     "ExecutorConfig": "octavo.executor.config",
@@ -44,6 +47,7 @@ _MODULES = {
     "DownloadError": "octavo.errors",
     "MemoryBudgetError": "octavo.errors",
     "KernelError": "octavo.errors",
+    "EngineOverloadedError": "octavo.errors",
     "EngineStoppedError": "octavo.errors",
     "InvalidRequestError": "octavo.errors",
     "CapacityError": "octavo.errors",
@@ -56,6 +60,8 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DownloadError",
+    "EngineConfig",
+    "EngineOverloadedError",
     "EngineStoppedError",
     "ExecutorConfig",
     "InvalidRequestError",

@@ -297,6 +297,8 @@ class LLM:
         if len(several) != count:
             raise InvalidRequestError(f"{len(several)} sampling params for {count} prompts; give one, or as many")
         for one in several:
+            if isinstance(one.stop, str):  # it would be taken letter by letter
+                raise InvalidRequestError(f"stop is the string {one.stop!r}; give a tuple of strings", param="stop")
             foreign = [token_id for token_id, _ in one.logit_bias if token_id >= self.model.vocab_size]
             if foreign:
                 raise InvalidRequestError(
