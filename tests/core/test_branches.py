@@ -106,7 +106,9 @@ def test_a_failure_ends_all() -> None:
     harness.add_branches(PROMPT, 8, width=3)
     harness.step()
     harness.executor.fail_next["r0#2"] = "told to fail"
-    assert {(one.finish_reason, one.error) for one in harness.step() if one.finish_reason} == {("error", "told to fail")}
+    assert {(one.finish_reason, one.error) for one in harness.step() if one.finish_reason} == {
+        ("error", "told to fail")
+    }
     assert harness.core.status().used_blocks == 0
     harness.empty()
 
@@ -125,7 +127,9 @@ def test_all_branches_are_preempted_together_and_share_again() -> None:
     harness.empty()
     rows = [row for plan in harness.executor.plans[num_before:] for row in plan.rows if row.request_id != "r0"]
     recomputed = sum(len(row.token_ids) for row in rows if row.start < len(PROMPT))
-    assert len(PROMPT) <= recomputed < 2 * len(PROMPT), "without a cache too the prompt is computed once again, not thrice"
+    assert len(PROMPT) <= recomputed < 2 * len(PROMPT), (
+        "without a cache too the prompt is computed once again, not thrice"
+    )
 
 
 def test_seats_are_kept_for_all_branches() -> None:

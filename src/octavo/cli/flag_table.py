@@ -82,6 +82,9 @@ FLAGS: dict[str, Flag] = {
         "SECONDS",
         spelling="--shutdown-timeout",
     ),
+    "body_timeout_s": Flag(
+        "Seconds in which the body of an HTTP request must arrive.", "SECONDS", spelling="--body-timeout"
+    ),
     "max_body_bytes": Flag("Size of the body of one HTTP request, at most: 16MiB, ...", "BYTES", parse_bytes),
     "max_prompts": Flag("Prompts in one request, at most."),
     "max_messages": Flag("Messages in one chat request, at most."),
