@@ -509,7 +509,11 @@ def branch_storm(harness: Harness, rng: random.Random, num_actions: int) -> None
             harness.add(prompt, max_tokens, eos=eos, priority=priority)
         elif action < 0.42 and harness.unfinished:
             harness.end(rng.choice(list(harness.unfinished)), as_stop=rng.random() < 0.6)
-        elif action < 0.44 and harness.unfinished:
+        elif action < 0.46 and harness.scheduler.running:
+            last = harness.scheduler.running[-1].request_id  # often one that others wait to join
+            if last in harness.unfinished:
+                harness.end(last, as_stop=True)
+        elif action < 0.48 and harness.unfinished:
             harness.executor.fail_next[rng.choice(list(harness.unfinished))] = "told to fail"
         elif harness.core.has_work:
             harness.step()
