@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 
 import pytest
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import BlockCopy, Row, SampledToken, SampleSpec, StepPlan, StepResult
+from octavo.core.step import BlockCopy, BranchSample, PromptScores, Row, SampledToken, SampleSpec, StepPlan, StepResult
 from tests.contract.executor_cases import EXECUTORS, ExecutorCase
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=100, logprobs=2)
@@ -145,3 +146,61 @@ def test_a_plan_is_only_read(case: ExecutorCase) -> None:
     before = [table.tolist() for table in row.block_tables]
     run(case, row)
     assert [table.tolist() for table in row.block_tables] == before
+
+
+# -- branches
+
+
+def test_branches_draw_from_the_row_as_separate_requests_would(case: ExecutorCase) -> None:
+    tokens = text_of(case, case.block_size + 2)
+    sampling = SamplingParams(max_tokens=100, temperature=1.5)
+    specs = {f"b{seed}": SampleSpec(sampling, seed, 0) for seed in range(6)}
+    alone = {
+        name: run(case, Row(name, 0, tuple(tokens), tables_of(case, [0, 1]), spec)).sampled[name]
+        for name, spec in specs.items()
+    }
+    first, *others = specs.items()
+    branches = tuple(BranchSample(name, spec) for name, spec in others)
+    row = Row(first[0], 0, tuple(tokens), tables_of(case, [2, 3]), first[1], branches)
+    stranger = row_of(case, text_of(case, 5, 3), 0, [4, 5], request_id="stranger")
+    result = run(case, stranger, row)
+    assert {name: result.sampled[name] for name in specs} == alone
+    assert len({token.token_id for token in alone.values()}) > 1
+    without_its_own = Row(first[0], 0, tuple(tokens), tables_of(case, [2, 3]), None, branches)
+    assert set(run(case, without_its_own).sampled) == {name for name, _ in others}
+
+
+def test_candidates_are_the_most_likely_tokens(case: ExecutorCase) -> None:
+    tokens = text_of(case, case.block_size + 2)
+
+    def candidates(count: int, banned: tuple[int, ...] = ()) -> list[tuple[int, float]]:
+        spec = SampleSpec(GREEDY, 0, 0, banned, num_candidates=count)
+        result = run(case, Row("r", 0, tuple(tokens), tables_of(case, [0, 1]), spec))
+        assert result.sampled == {}
+        return [(one.token_id, one.logprob) for one in result.candidates["r"]]
+
+    every = candidates(1000)
+    assert sorted(token_id for token_id, _ in every) == list(range(case.vocab_size))
+    assert every == sorted(every, key=lambda one: (-one[1], one[0]))
+    assert sum(math.exp(logprob) for _, logprob in every) == pytest.approx(1, rel=1e-5)
+    assert candidates(4) == every[:4]
+    left = [token_id for token_id, _ in candidates(1000, banned=(every[0][0], every[2][0]))]
+    assert left == [token_id for token_id, _ in (every[1], *every[3:])]
+
+
+def test_the_prompt_is_scored_row_by_row(case: ExecutorCase) -> None:
+    """Whole, and in pieces of it that begin inside a row."""
+    tokens = text_of(case, 2 * case.block_size + 1)
+    targets = (*tokens[1:], 5)
+
+    def scores(start: int, end: int, first: int, table: list[int]) -> tuple[SampledToken, ...]:
+        wanted = PromptScores(first, targets[start + first : end], 2)
+        row = Row("r", start, tuple(tokens[start:end]), tables_of(case, table), None, prompt_scores=wanted)
+        return run(case, row).prompt_scores["r"]
+
+    whole_prompt = scores(0, len(tokens), 0, [0, 1, 2])
+    assert [one.token_id for one in whole_prompt] == list(targets)
+    assert all(one.logprob is not None and one.logprob < 0 for one in whole_prompt)
+    middle = case.block_size - 1
+    assert scores(0, middle, 0, [3, 4, 5]) + scores(middle, len(tokens), 0, [3, 4, 5]) == whole_prompt
+    assert scores(middle, len(tokens), 2, [3, 4, 5]) == whole_prompt[middle + 2 :]

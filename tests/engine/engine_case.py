@@ -65,11 +65,12 @@ class SayingExecutor:
         said = [*tokens_of(self.text), EOS]
         result = StepResult({}, num_tokens=plan.num_tokens)
         for row in plan.rows:
-            if row.sample is not None:
-                token_id = said[row.sample.position % len(said)]
-                if token_id in row.sample.banned_token_ids:
+            samples = [] if row.sample is None else [(row.request_id, row.sample)]
+            for name, sample in (*samples, *((branch.request_id, branch.sample) for branch in row.branch_samples)):
+                token_id = said[sample.position % len(said)]
+                if token_id in sample.banned_token_ids:
                     token_id = said[0]
-                result.sampled[row.request_id] = self._scored(token_id, row.sample.params.logprobs)
+                result.sampled[name] = self._scored(token_id, sample.params.logprobs)
         return result
 
     def _scored(self, token_id: int, logprobs: int | None) -> SampledToken:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +51,9 @@ class EngineLoop:
         self._state = "running"
         self._reason: str | None = None
         self._open: dict[str, Submit] = {}  # Invariant: a request leaves it exactly when its final delta is sent
+        # Ends that this loop has told already, and that the core tells with its next step: id -> how many. By then the
+        # same id may be another request's.
+        self._told_ends: Counter[str] = Counter()
         self._drains: list[asyncio.Future[None]] = []
         self._outbox: dict[asyncio.AbstractEventLoop, list[_Callback]] = {}
         self._stop_reason: str | None = None
@@ -183,9 +186,13 @@ class EngineLoop:
         self._answer(submit.reply, None)
 
     def _step(self) -> None:
-        outputs = self._core.step()
+        outputs = self._core.step()  # those that were ended from outside come first
+        told, self._told_ends = self._told_ends, Counter()
         now = self._meter.now()
         for output in outputs:
+            if output.finish_reason is not None and told[output.request_id]:
+                told[output.request_id] -= 1
+                continue
             submit = self._open.get(output.request_id)
             if submit is not None:
                 self._push(submit, output, now)
@@ -196,7 +203,8 @@ class EngineLoop:
             self._time_token(opened, output.branch, now)
         deltas, is_stopped = opened.push(output)
         if is_stopped:
-            self._core.finish(output.request_id, output.branch)  # a stop string: only the text knows it
+            # A stop string: only the text knows it.
+            self._told_ends[output.request_id] += self._core.finish(output.request_id, output.branch)
         self._send(submit, deltas, now)
 
     def _time_token(self, opened: OpenRequest, number: int, now: float) -> None:
@@ -212,8 +220,13 @@ class EngineLoop:
     def _abort(self, submits: list[Submit], reason: str) -> None:
         now = self._meter.now()
         for submit in submits:
-            self._core.abort(submit.opened.request.request_id)
+            self._abort_in_core(submit)
             self._send(submit, submit.opened.end("abort", reason), now)
+
+    def _abort_in_core(self, submit: Submit) -> None:
+        request_id = submit.opened.request.request_id
+        if self._core.abort(request_id):
+            self._told_ends[request_id] += submit.opened.num_open
 
     def _send(self, submit: Submit, deltas: list[GenerationDelta], now: float) -> None:
         for delta in deltas:
@@ -243,7 +256,7 @@ class EngineLoop:
             except RuntimeError:  # that event loop is closed: nobody waits for these requests any more
                 gone = [submit for submit in self._open.values() if submit.inbox.loop is loop]
                 for submit in gone:
-                    self._core.abort(submit.opened.request.request_id)
+                    self._abort_in_core(submit)
                     del self._open[submit.opened.request.request_id]
 
     def _close(self, state: str, reason: str) -> None:

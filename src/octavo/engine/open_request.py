@@ -44,6 +44,11 @@ class OpenRequest:
         """Whether every answer has ended, and was delivered."""
         return all(branch.is_finished for branch in self._branches)
 
+    @property
+    def num_open(self) -> int:
+        """Branches that have not ended."""
+        return sum(not branch.is_finished for branch in self._branches)
+
     def branch(self, number: int) -> OpenBranch:
         return self._branches[number]
 
@@ -68,7 +73,7 @@ class OpenRequest:
         return [one for branch in open_ones for one in self._deliver(branch.give_up(finish_reason, error))]
 
     def _deliver(self, delta: GenerationDelta) -> list[GenerationDelta]:
-        num_open = sum(not branch.is_finished for branch in self._branches)
+        num_open = self.num_open
         if not self._keeps:
             if len(self._branches) == 1:
                 return [delta]
