@@ -84,6 +84,7 @@ FLAGS: dict[str, Flag] = {
     ),
     "max_body_bytes": Flag("Size of the body of one HTTP request, at most: 16MiB, ...", "BYTES", parse_bytes),
     "max_prompts": Flag("Prompts in one request, at most."),
+    "max_branches": Flag("Branches of one request (prompts times n, or best_of), at most."),
     "max_messages": Flag("Messages in one chat request, at most."),
     "max_json_depth": Flag("Depth of the JSON of one request, at most."),
     "access_log": Flag("Log every HTTP request."),
