@@ -17,13 +17,15 @@ class ChatFormat:
         self._head = head
         self._tokenizer = tokenizer
         self._logprobs = logprobs
-        chunk_head = b"data: " + encode_json({**head, "object": "chat.completion.chunk"})[:-1] + b',"choices":[{"index":'
+        chunk_head = (
+            b"data: " + encode_json({**head, "object": "chat.completion.chunk"})[:-1] + b',"choices":[{"index":'
+        )
         self._starts = [chunk_head + str(index).encode() + b',"delta":' for index in range(num_answers)]
         self._end = b"}]" + (b',"usage":null' if include_usage else b"") + b"}\n\n"
-        self._prefixes = [start + b'{"content":' for start in self._starts]
+        self._prefixes = [one + b'{"content":' for one in self._starts]
         self._plain_end = b'},"logprobs":null,"finish_reason":null' + self._end
         role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        self._role_chunks = [start + role + self._end for start in self._starts]  # sent once, before the first text
+        self._role_chunks = [one + role + self._end for one in self._starts]  # sent once, before the first text
 
     def chunk(self, index: int, delta: GenerationDelta) -> bytes:
         role, self._role_chunks[index] = self._role_chunks[index], b""

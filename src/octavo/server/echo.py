@@ -1,4 +1,4 @@
-"""What stands before each answer to a prompt when `echo` asks for it: the prompt's text, and how likely its tokens were.
+"""What `echo` puts before each answer to a prompt: the prompt's text, and how likely its tokens were.
 
 It does not know who asked, nor how many answers there are.
 """
