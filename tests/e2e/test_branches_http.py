@@ -1,4 +1,4 @@
-"""Branches of one request over a real socket, on SmolLM2: each is the request that it stands for, and all of them end."""
+"""Branches of one request over a socket, on SmolLM2: each is the request that it stands for, and all of them end."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -15,10 +16,9 @@ SHOWN_SHARED = 6  # of a table's shared blocks: the first and the last of them; 
 STYLES = {SHARED: "green", OWN: "yellow"}
 
 
-def memory_table(memory: BranchMemory) -> Table:
-    """One row a branch and KV group."""
-    table = Table(title=f"block tables of {len(memory.tables)} branches", caption=summary(memory), title_justify="left")
-    table.caption_justify = "left"
+def memory_view(memory: BranchMemory) -> Group:
+    """A table with one row a branch and KV group, and what is saved below it."""
+    table = Table(title=f"block tables of {len(memory.tables)} branches", title_justify="left")
     for heading in ("branch", "tokens"):
         table.add_column(heading, justify="right")
     table.add_column(f"blocks ({SHARED} shared, {OWN} its own)")
@@ -26,7 +26,7 @@ def memory_table(memory: BranchMemory) -> Table:
         for group in range(len(row.block_ids)):
             first = (str(row.branch), str(row.num_tokens)) if group == 0 else ("", "")
             table.add_row(*first, blocks_of(row, group))
-    return table
+    return Group(table, Text(summary(memory)))
 
 
 def blocks_of(row: BranchTable, group: int) -> Text:

@@ -57,6 +57,6 @@ class _Last:
 def _drawn(memories: list[BranchMemory]) -> Group:
     from rich.console import Group
 
-    from octavo.cli.branch_view import memory_table
+    from octavo.cli.branch_view import memory_view
 
-    return Group(*(memory_table(memory) for memory in memories))
+    return Group(*(memory_view(memory) for memory in memories))
