@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from octavo.core.seeds import branch_seed
     from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.completion import Beam, BeamSearchParams, Completion
+    from octavo.engine.config import EngineConfig
     from octavo.errors import (
         CapacityError,
         ConfigError,
         DownloadError,
+        EngineOverloadedError,
         EngineStoppedError,
         InvalidRequestError,
         KernelError,
@@ -40,6 +42,7 @@ _MODULES = {
     "SchedulerOptions": "octavo.llm",
     "load": "octavo.llm",
     "AsyncEngine": "octavo.engine.async_engine",
+    "EngineConfig": "octavo.engine.config",
     "SamplingParams": "octavo.core.sampling_params",
     "SchedulerConfig": "octavo.core.config",
     "ExecutorConfig": "octavo.executor.config",
@@ -49,6 +52,7 @@ _MODULES = {
     "DownloadError": "octavo.errors",
     "MemoryBudgetError": "octavo.errors",
     "KernelError": "octavo.errors",
+    "EngineOverloadedError": "octavo.errors",
     "EngineStoppedError": "octavo.errors",
     "InvalidRequestError": "octavo.errors",
     "CapacityError": "octavo.errors",
@@ -63,6 +67,8 @@ __all__ = [
     "Completion",
     "ConfigError",
     "DownloadError",
+    "EngineConfig",
+    "EngineOverloadedError",
     "EngineStoppedError",
     "ExecutorConfig",
     "InvalidRequestError",

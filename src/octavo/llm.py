@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -27,16 +28,16 @@ from octavo.engine.completion import Beam, BeamSearchParams, Completion, complet
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, OctavoError
+from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
 from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
 from octavo.executor.kv_storage import KVStorage
-from octavo.executor.memory import available_memory_bytes, usable_cores
+from octavo.executor.memory import available_memory_bytes, check_before_loading, usable_cores
 from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
 from octavo.models.config import ModelConfig
-from octavo.models.hub import resolve
+from octavo.models.hub import check_runnable, resolve
 from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -76,6 +77,7 @@ class LoadedModel:
     core: EngineCore
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    chat_error: str | None  # why there is no template, where the model's own one cannot be used
     name: str  # the reference that was given
     digest: str
     vocab_size: int
@@ -95,7 +97,8 @@ class LoadedModel:
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        return self.plan.degraded
+        lost_chat = () if self.chat_error is None else (f"there are completions but no chat: {self.chat_error}",)
+        return (*self.plan.degraded, *lost_chat)
 
 
 def load(
@@ -104,32 +107,37 @@ def load(
     scheduler: SchedulerOptions | None = None,
     executor: ExecutorConfig | None = None,
     chat_template: str | None = None,
+    cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a directory, a .gguf file, an alias or a hub id. `chat_template`: Jinja source, instead of the model's own.
 
+    `cache_dir`: where fetched models are kept; None: ~/.cache/octavo, whatever the environment says.
     Raises ModelError, DownloadError, ConfigError, MemoryBudgetError or KernelError, each with its cure.
     """
-    options = scheduler or SchedulerOptions()
-    config = executor or ExecutorConfig()
-    source = open_model(resolve(model, progress=progress))
+    options, config = scheduler or SchedulerOptions(), executor or ExecutorConfig()
+    check_runnable(model)
+    source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
     if options.max_model_len is not None:
         source.config.check_context(options.max_model_len)
+    weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
+    check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
     tokenizer = _open_tokenizer(source.tokenizer_source)
-    weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
+    template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
     kv_format = resolve_kv_format(config.kv_cache_dtype, source.config.dtype)
     causal_lm = load_model(source, ops, weights_dtype, progress)
     spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
     plan = _plan(source, spec, options, config)
-    scheduler_config = options.config(plan.max_model_len)
-    storage = KVStorage(spec, plan.num_blocks)
+    # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
+    scheduler_config = options.config(options.max_model_len or source.config.max_context)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
-        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, KVStorage(spec, plan.num_blocks))),
         tokenizer=tokenizer,
-        chat_template=_open_template(chat_template or source.generation.chat_template, tokenizer),
+        chat_template=template,
+        chat_error=chat_error,
         name=model,
         digest=source.digest,
         vocab_size=source.config.vocab_size,
@@ -152,11 +160,21 @@ def _open_tokenizer(source: TokenizerSource) -> Tokenizer:
     return Tokenizer.from_gguf_metadata(source.gguf_metadata)
 
 
-def _open_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """None where the model has none: then it cannot chat, and says so when asked to."""
-    if source is None:
-        return None
-    return ChatTemplate(source, tokenizer.special_tokens)
+def _open_template(
+    given: str | None, models_own: str | None, tokenizer: Tokenizer
+) -> tuple[ChatTemplate | None, str | None]:
+    """The template, or None and what is wrong with the model's own one: it can still continue texts.
+
+    One that was given must work: ModelError.
+    """
+    if given is not None:
+        return ChatTemplate(given, tokenizer.special_tokens), None
+    if models_own is None:
+        return None, None
+    try:
+        return ChatTemplate(models_own, tokenizer.special_tokens), None
+    except ModelError as error:
+        return None, str(error)
 
 
 def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
@@ -200,10 +218,23 @@ class LLM:
     between calls, so prompts that begin alike share what was computed.
     """
 
-    def __init__(self, model: str, *, seed: int = 0, progress: Progress | None = None, **options: Any) -> None:
-        """options: the fields of SchedulerOptions and ExecutorConfig. `seed` is for requests that bring none."""
+    def __init__(
+        self,
+        model: str,
+        *,
+        seed: int = 0,
+        cache_dir: Path | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """options: the fields of SchedulerOptions and ExecutorConfig. `seed` is for requests that bring none.
+
+        `cache_dir`, `progress` and what is raised: as in `load`.
+        """
         scheduler, executor = _split_options(options)
-        self.model: LoadedModel = load(model, scheduler=scheduler, executor=executor, progress=progress)
+        self.model: LoadedModel = load(
+            model, scheduler=scheduler, executor=executor, cache_dir=cache_dir, progress=progress
+        )
         self._seed = seed
         self._numbers = itertools.count()
         self._closed = False
@@ -263,7 +294,8 @@ class LLM:
         """The assistant's next message for one conversation, or for each of several. Errors as in `generate`."""
         template = self.model.chat_template
         if template is None:
-            raise ConfigError(f"{self.model.name} has no chat template; use generate() with a prompt in its own form")
+            why = self.model.chat_error or "has no chat template"
+            raise ConfigError(f"{self.model.name}: {why}; or use generate() with a prompt in its own form")
         talks: list[Any] = list(messages) if messages and not isinstance(messages[0], dict) else [messages]
         texts = [template.render(list(talk), add_generation_prompt=True) for talk in talks]
         ids = [self.model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -276,6 +308,8 @@ class LLM:
         if len(several) != count:
             raise InvalidRequestError(f"{len(several)} sampling params for {count} prompts; give one, or as many")
         for one in several:
+            if isinstance(one.stop, str):  # it would be taken letter by letter
+                raise InvalidRequestError(f"stop is the string {one.stop!r}; give a tuple of strings", param="stop")
             foreign = [token_id for token_id, _ in one.logit_bias if token_id >= self.model.vocab_size]
             if foreign:
                 raise InvalidRequestError(
@@ -348,7 +382,9 @@ def _split_options(options: dict[str, Any]) -> tuple[SchedulerOptions, ExecutorC
     known = (*_names(SchedulerOptions), *_names(ExecutorConfig))
     for name in options:
         if name not in known:
-            raise ConfigError(f"there is no option {name!r}; there are {', '.join(known)}, seed and progress")
+            raise ConfigError(
+                f"there is no option {name!r}; there are {', '.join(known)}, seed, cache_dir and progress"
+            )
     return SchedulerOptions(**of_scheduler), ExecutorConfig(**of_executor)
 
 

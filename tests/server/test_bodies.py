@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -106,6 +107,23 @@ def test_broken_bodies(tokenizer: Tokenizer, body: bytes, words: str) -> None:
             answer = await server.http.post("/v1/completions", content=body)
             assert answer.status_code == 400, answer.text
             assert words in answer.json()["error"]["message"]
+
+    run(work)
+
+
+def test_a_body_that_does_not_come_is_408(tokenizer: Tokenizer) -> None:
+    async def chunks() -> Any:
+        yield b'{"prompt": '
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with served(tokenizer, config=ServerConfig(body_timeout_s=0.2)) as server:
+            answer = await server.http.post("/v1/completions", content=chunks())
+            assert answer.status_code == 408
+            assert answer.headers["connection"] == "close"
+            assert answer.json()["error"]["code"] == "body_timeout"
+            assert "within 0.2 s" in answer.json()["error"]["message"]
+            await server.complete()
 
     run(work)
 

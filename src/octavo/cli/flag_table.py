@@ -94,6 +94,9 @@ FLAGS: dict[str, Flag] = {
         "SECONDS",
         spelling="--shutdown-timeout",
     ),
+    "body_timeout_s": Flag(
+        "Seconds in which the body of an HTTP request must arrive.", "SECONDS", spelling="--body-timeout"
+    ),
     "max_body_bytes": Flag("Size of the body of one HTTP request, at most: 16MiB, ...", "BYTES", parse_bytes),
     "max_prompts": Flag("Prompts in one request, at most."),
     "max_branches": Flag("Branches of one request (prompts times n, or best_of), at most."),

@@ -61,9 +61,8 @@ class OpenModel:
 
     def require_chat_template(self) -> ChatTemplate:
         if self.loaded.chat_template is None:
-            raise ConfigError(
-                f"{self.name} has no chat template; give one with --chat-template FILE, or use `octavo generate`"
-            )
+            why = self.loaded.chat_error or "has no chat template; give one with --chat-template FILE"
+            raise ConfigError(f"{self.name}: {why}, or use `octavo generate`")
         return self.loaded.chat_template
 
     def encode(self, text: str) -> list[int]:

@@ -16,8 +16,9 @@ class Completion:
     """One answer. `finish_reason`: "stop", "length" or, for a request that failed while it ran, "error" with `error`.
 
     `stop_reason` is the stop string or stop token id that ended it; None where the model ended by itself.
-    `logprobs` has one entry per token where they were asked for, `prompt_logprobs` one per token of the prompt (None
-    for the first). Of a request for several answers this is the first, and `alternatives` are the others.
+    `logprobs`, where they were asked for, has one entry for each token that has a part in the text, `prompt_logprobs`
+    one for each token of the prompt (None for the first). Of a request for several answers this is the first, and
+    `alternatives` are the others.
     """
 
     text: str

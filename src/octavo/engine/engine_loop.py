@@ -15,7 +15,6 @@ from typing import Any
 from octavo.core.engine_core import EngineCore
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
-from octavo.core.status import CoreStatus
 from octavo.engine.commands import (
     Abort,
     AbortAll,
@@ -55,7 +54,8 @@ class EngineLoop:
         self._drains: list[asyncio.Future[None]] = []
         self._outbox: dict[asyncio.AbstractEventLoop, list[_Callback]] = {}
         self._stop_reason: str | None = None
-        self._last_status = meter.status("running", None, core.status())
+        self._last_core = core.status()
+        self._last_status = meter.status("running", None, self._last_core)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # -- for other threads -------------------------------------------------------------------------------------------
@@ -110,10 +110,13 @@ class EngineLoop:
                 if self._core.has_work and self._stop_reason is None:
                     self._step()
                     self._flush()
+            self._last_core = self._core.status()
             self._close("stopped", self._stop_reason)
         except Exception as error:  # the border of the engine: every open request still gets its answer
             log.exception("the engine failed; it takes no more requests")
-            self._close("failed", f"the engine failed: {type(error).__name__}: {error}")
+            reason = f"the engine failed: {type(error).__name__}: {error}"
+            self._end_core(reason)
+            self._close("failed", reason)
 
     def _take_commands(self) -> list[Command]:
         """Sleeps while there is nothing to do."""
@@ -139,7 +142,8 @@ class EngineLoop:
                 self._abort(opened, reason)
                 self._answer(reply, len(opened))
             case GetStatus(reply):
-                self._last_status = self._meter.status(self._state, self._reason, self._core.status())
+                self._last_core = self._core.status()
+                self._last_status = self._meter.status(self._state, self._reason, self._last_core)
                 self._answer(reply, self._last_status)
             case ResetPrefixCache(reply):
                 self._answer(reply, self._core.reset_prefix_cache())
@@ -251,7 +255,7 @@ class EngineLoop:
         now = self._meter.now()
         for submit in list(self._open.values()):
             self._send(submit, submit.opened.give_up("error" if state == "failed" else "abort", reason), now)
-        self._last_status = self._meter.status(state, reason, self._last_core())
+        self._last_status = self._meter.status(state, reason, self._last_core)
         for command in left:
             reply = getattr(command, "reply", None)
             if reply is not None:
@@ -259,9 +263,13 @@ class EngineLoop:
         self._answer_drains()
         self._flush()
 
-    def _last_core(self) -> CoreStatus:
-        """The core after its last whole step; one that failed is not to be asked, so what it last said stands."""
-        return self._last_status.core if self._state == "failed" else self._core.status()
+    def _end_core(self, reason: str) -> None:
+        """Ends what the core still runs and takes its last status. One that cannot even do that is left as it is."""
+        try:
+            self._core.fail_all(reason)
+            self._last_core = self._core.status()
+        except Exception:
+            log.exception("the core could not end its requests; its last status stands")
 
 
 def _call_all(callbacks: list[_Callback]) -> None:

@@ -18,12 +18,14 @@ class OpenBranch:
     __slots__ = (
         "_checker",
         "_detokenizer",
+        "_held_scores",
         "_keeps_stop_text",
         "_min_tokens",
         "_num_cached_tokens",
         "_num_characters",
         "_num_generated_tokens",
         "_num_output_tokens",
+        "_num_sent_characters",
         "_prompt_scores",
         "_score",
         "_wants_scores",
@@ -47,7 +49,9 @@ class OpenBranch:
         self._wants_scores = params.logprobs is not None
         self._num_cached_tokens = 0
         self._num_output_tokens = 0
-        self._num_characters = 0
+        self._num_characters = 0  # of the text, also of what is held back as it may become a stop string
+        self._num_sent_characters = 0
+        self._held_scores: list[ScoredToken] = []  # Invariant: of tokens whose text begins behind what was sent
         self._num_generated_tokens = 0
         self._score: float | None = None
         self._prompt_scores: tuple[SampledToken, ...] = ()  # those that the next delta brings
@@ -70,11 +74,11 @@ class OpenBranch:
         new_text = "".join([self._detokenizer.push(token_id) for token_id in shown])
         if output.finish_reason is not None:
             new_text += self._detokenizer.flush()
-        scored: tuple[ScoredToken, ...] = ()
         if self._wants_scores and token is not None and shown:
-            scored = (ScoredToken(token, self._num_characters),)
+            self._held_scores.append(ScoredToken(token, self._num_characters))
         self._num_characters += len(new_text)
         text, finish_reason, stop_reason = self._check_stops(new_text, output)
+        scored = self._take_scores(text, is_cut=isinstance(stop_reason, str))
         return self._delta(text, token_ids, scored, finish_reason, stop_reason, output.error)
 
     def end(self, finish_reason: str, error: str) -> GenerationDelta:
@@ -84,11 +88,21 @@ class OpenBranch:
         if self._checker is not None:
             sent, _ = self._checker.push(held)
             held = sent + self._checker.flush()
-        return self._delta(held, (), (), finish_reason, None, error)
+        return self._delta(held, (), self._take_scores(held, is_cut=False), finish_reason, None, error)
 
     def give_up(self, finish_reason: str, error: str) -> GenerationDelta:
         """The final delta where no more text can be had: it asks nothing of the parts that may have failed."""
         return self._delta("", (), (), finish_reason, None, error)
+
+    def _take_scores(self, text: str, *, is_cut: bool) -> tuple[ScoredToken, ...]:
+        """The scores of the tokens that `text`, which is sent now, consists of. A token cut in two counts as sent."""
+        self._num_sent_characters += len(text)
+        if self._num_sent_characters == self._num_characters and not is_cut:  # nothing is held back
+            ready, self._held_scores = self._held_scores, []
+        else:
+            ready = [scored for scored in self._held_scores if scored.text_offset < self._num_sent_characters]
+            self._held_scores = self._held_scores[len(ready) :]
+        return tuple(ready)
 
     def _check_stops(self, new_text: str, output: RequestOutput) -> tuple[str, str | None, str | int | None]:
         # The model's own end gives no stop reason; only what the client listed does.

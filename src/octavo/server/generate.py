@@ -70,9 +70,7 @@ async def chat_completions(context: ServerContext, call: Call) -> Reply:
     name = context.check_model(common.model)
     include_usage = wants_usage(common)
     logprobs = _chat_logprobs(fields)
-    prompt = await read_messages(
-        fields.messages, context.engine, context.model.chat_template, context.config.max_messages
-    )
+    prompt = await read_messages(fields.messages, context.engine, context.model, context.config.max_messages)
     limit = _chat_limit(common, fields, context, len(prompt))
     params = sampling_params(common, context.model, limit, WantedScores(logprobs, "top_logprobs"))
     answer_id = f"chatcmpl-{context.new_id()}"

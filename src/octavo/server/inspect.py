@@ -83,8 +83,7 @@ async def tokenize(context: ServerContext, call: Call) -> Reply:
     else:
         if fields.add_special_tokens is not None:
             raise invalid("add_special_tokens goes with prompt; in a chat the template decides", "add_special_tokens")
-        template = context.model.chat_template
-        token_ids = await read_messages(fields.messages, context.engine, template, context.config.max_messages)
+        token_ids = await read_messages(fields.messages, context.engine, context.model, context.config.max_messages)
     return JsonReply({"count": len(token_ids), "max_model_len": context.model.max_model_len, "tokens": token_ids})
 
 
