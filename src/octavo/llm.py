@@ -22,12 +22,13 @@ from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import SampledToken
+from octavo.core.sharing import BranchMemory
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.completion import Beam, BeamSearchParams, Completion, completion_of
 from octavo.engine.open_request import OpenRequest
-from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
+from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError
+from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
 from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.memory import available_memory_bytes, check_before_loading, usable_cores
@@ -43,6 +44,7 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Prompt = str | Sequence[int]
 Message = dict[str, object]
 Params = SamplingParams | Sequence[SamplingParams] | None
+OnStep = Callable[[tuple[BranchMemory, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,24 +211,6 @@ def _lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer. `finish_reason`: "stop", "length" or, for a request that failed while it ran, "error" with `error`.
-
-    `stop_reason` is the stop string or stop token id that ended it; None where the model ended by itself.
-    `logprobs`, where they were asked for, has one entry for each token that has a part in the text.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stop_reason: str | int | None
-    logprobs: tuple[SampledToken, ...] | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    error: str | None = None
-
-
 class LLM:
     """A model for scripts: `LLM("smollm2").generate("Once upon a time", SamplingParams(max_tokens=32))`.
 
@@ -267,18 +251,45 @@ class LLM:
         """Answer no more. The memory goes when the last reference to this object does."""
         self._closed = True
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
-        """One completion for each prompt (a text, or token ids), in order.
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, on_step: OnStep | None = None
+    ) -> list[Completion]:
+        """One completion for each prompt (a text, or token ids), in order; with `n` its `alternatives` are the others.
 
-        params: one for all, or one for each prompt; None: the model's own advice. Raises InvalidRequestError, before
+        params: one for all, or one for each prompt; None: the model's own advice. `on_step` is called after each step
+        with what the branches of requests that have several hold then. Raises InvalidRequestError, before
         anything runs, for a prompt that cannot be answered (CapacityError, with the arithmetic, if it is too long).
         """
+        return self._run(self._encode(prompts), params, on_step)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | None = None,
+        *,
+        on_step: OnStep | None = None,
+    ) -> list[list[Beam]]:
+        """For each prompt the most likely texts that a beam search finds, best first. Errors as in `generate`."""
+        sampling = (params or BeamSearchParams()).sampling_params()
+        found = self._run(self._encode(prompts), sampling, on_step)
+        for completion in found:
+            if completion.error is not None:
+                raise OctavoError(f"the search failed: {completion.error}")
+        return [
+            [Beam(one.text, one.token_ids, one.score or 0.0, one.finish_reason) for one in completion.answers]
+            for completion in found
+        ]
+
+    def _encode(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         tokenizer = self.model.tokenizer
-        ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in _each(prompts)]
-        return self._run(ids, params)
+        return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in _each(prompts)]
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params = None
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params = None,
+        *,
+        on_step: OnStep | None = None,
     ) -> list[Completion]:
         """The assistant's next message for one conversation, or for each of several. Errors as in `generate`."""
         template = self.model.chat_template
@@ -288,7 +299,7 @@ class LLM:
         talks: list[Any] = list(messages) if messages and not isinstance(messages[0], dict) else [messages]
         texts = [template.render(list(talk), add_generation_prompt=True) for talk in talks]
         ids = [self.model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return self._run(ids, params)
+        return self._run(ids, params, on_step)
 
     def _each_params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         if params is None:
@@ -307,7 +318,7 @@ class LLM:
                 )
         return several
 
-    def _run(self, prompts: Sequence[Sequence[int]], params: Params) -> list[Completion]:
+    def _run(self, prompts: Sequence[Sequence[int]], params: Params, on_step: OnStep | None) -> list[Completion]:
         if self._closed:
             raise EngineStoppedError("this LLM is closed; make a new one")
         core = self.model.core
@@ -320,9 +331,10 @@ class LLM:
                 answers[answer.request.request_id] = answer
             while core.has_work:
                 for output in core.step():
-                    answer = answers[output.request_id]
-                    if not answer.is_complete and answer.take(output):
-                        core.finish(output.request_id)
+                    if answers[output.request_id].take(output):
+                        core.finish(output.request_id, output.branch)
+                if on_step is not None:
+                    on_step(core.branch_memory())
         finally:
             if core.has_work:  # whatever stopped this call, the next one finds the core empty
                 core.fail_all("the call that it belonged to ended early")
@@ -333,41 +345,26 @@ class LLM:
         name = f"llm-{number}"
         seed = derive_seed(self._seed, number) if params.seed is None else params.seed
         request = Request(name, token_ids, params, seed=seed, eos_token_ids=self.model.eos_token_ids)
-        detokenizer = self.model.tokenizer.new_detokenizer(token_ids)
-        return _Answer(request, OpenRequest(GenerationRequest(name, token_ids, params), detokenizer, seed, 0.0))
+        asked = GenerationRequest(name, token_ids, params, every_token=False)
+        return _Answer(request, OpenRequest(asked, lambda: self.model.tokenizer.new_detokenizer(token_ids), seed, 0.0))
 
 
 class _Answer:
-    """One completion while it grows."""
+    """What one request got so far."""
 
     def __init__(self, request: Request, opened: OpenRequest) -> None:
         self.request = request
         self._opened = opened
         self._deltas: list[GenerationDelta] = []
 
-    @property
-    def is_complete(self) -> bool:
-        return bool(self._deltas) and self._deltas[-1].finish_reason is not None
-
     def take(self, output: RequestOutput) -> bool:
-        """Whether the text is complete, by a stop string, while the core would go on."""
-        self._deltas.append(self._opened.push(output))
-        return self.is_complete and output.finish_reason is None
+        """Whether the text of this branch is complete, by a stop string, while the core would go on."""
+        deltas, is_stopped = self._opened.push(output)
+        self._deltas += deltas
+        return is_stopped
 
     def completion(self) -> Completion:
-        whole = merge_deltas(self._deltas)
-        assert whole.finish_reason is not None
-        asked = self.request.params.logprobs is not None
-        return Completion(
-            text=whole.text,
-            token_ids=whole.token_ids,
-            finish_reason=whole.finish_reason,
-            stop_reason=whole.stop_reason,
-            logprobs=tuple(scored.sampled for scored in whole.scored_tokens) if asked else None,
-            num_prompt_tokens=whole.num_prompt_tokens,
-            num_cached_tokens=whole.num_cached_tokens,
-            error=whole.error,
-        )
+        return completion_of(self._deltas, self.request.params)
 
 
 def _each(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -15,7 +15,18 @@ from typing import Any
 from octavo.core.engine_core import EngineCore
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
-from octavo.engine.commands import Abort, AbortAll, Command, Drain, GetStatus, ResetPrefixCache, Stop, Submit
+from octavo.engine.commands import (
+    Abort,
+    AbortAll,
+    Command,
+    Drain,
+    GetBranchMemory,
+    GetStatus,
+    ResetPrefixCache,
+    Stop,
+    Submit,
+)
+from octavo.engine.open_request import OpenRequest
 from octavo.engine.outputs import GenerationDelta
 from octavo.engine.status import EngineMeter, EngineStatus
 from octavo.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError, OctavoError
@@ -136,6 +147,8 @@ class EngineLoop:
                 self._answer(reply, self._last_status)
             case ResetPrefixCache(reply):
                 self._answer(reply, self._core.reset_prefix_cache())
+            case GetBranchMemory(request_id, reply):
+                self._answer(reply, self._core.branch_memory(request_id))
             case Drain(reply):
                 self._drains.append(reply)
                 self._answer_drains()
@@ -179,16 +192,22 @@ class EngineLoop:
 
     def _push(self, submit: Submit, output: RequestOutput, now: float) -> None:
         opened = submit.opened
-        if output.token is not None:
-            if opened.last_token_s is None:
-                self._meter.first_token(now - opened.arrived_s)
-            else:
-                self._meter.next_token(now - opened.last_token_s)
-            opened.last_token_s = now
-        delta = opened.push(output)
-        if delta.finish_reason is not None and output.finish_reason is None:
-            self._core.finish(output.request_id)  # a stop string: only the text knows it
-        self._send(submit, delta, now)
+        if output.token is not None or output.token_ids:
+            self._time_token(opened, output.branch, now)
+        deltas, is_stopped = opened.push(output)
+        if is_stopped:
+            self._core.finish(output.request_id, output.branch)  # a stop string: only the text knows it
+        self._send(submit, deltas, now)
+
+    def _time_token(self, opened: OpenRequest, number: int, now: float) -> None:
+        branch = opened.branch(number)
+        if branch.is_finished:
+            return
+        if branch.last_token_s is not None:
+            self._meter.next_token(now - branch.last_token_s)
+        elif number == 0:
+            self._meter.first_token(now - opened.arrived_s)
+        branch.last_token_s = now
 
     def _abort(self, submits: list[Submit], reason: str) -> None:
         now = self._meter.now()
@@ -196,13 +215,13 @@ class EngineLoop:
             self._core.abort(submit.opened.request.request_id)
             self._send(submit, submit.opened.end("abort", reason), now)
 
-    def _send(self, submit: Submit, delta: GenerationDelta, now: float) -> None:
-        whole = submit.opened.collect(delta)
-        if whole is not None:
-            self._outbox.setdefault(submit.inbox.loop, []).append((submit.inbox.put, (submit.index, whole)))
-        if delta.finish_reason is not None:
+    def _send(self, submit: Submit, deltas: list[GenerationDelta], now: float) -> None:
+        for delta in deltas:
+            self._outbox.setdefault(submit.inbox.loop, []).append((submit.inbox.put, (submit.index, delta)))
+            if delta.finish_reason is not None:
+                self._meter.finished(delta, now - submit.opened.arrived_s)
+        if submit.opened.is_finished:
             del self._open[submit.opened.request.request_id]
-            self._meter.finished(delta, now - submit.opened.arrived_s)
             self._answer_drains()
 
     def _answer(self, reply: asyncio.Future[Any], value: object) -> None:

@@ -24,6 +24,7 @@ class ServerConfig:
     body_timeout_s: float = 60.0
     max_body_bytes: int = 16 * MEBIBYTE
     max_prompts: int = 256
+    max_branches: int = 256
     max_messages: int = 4096
     max_json_depth: int = 64
     access_log: bool = False
@@ -39,6 +40,6 @@ class ServerConfig:
             raise ConfigError(f"shutdown_timeout_s is {self.shutdown_timeout_s}; it must be at least 0 seconds")
         if not self.body_timeout_s > 0:
             raise ConfigError(f"body_timeout_s is {self.body_timeout_s}; it must be more than 0 seconds")
-        for name in ("max_body_bytes", "max_prompts", "max_messages", "max_json_depth"):
+        for name in ("max_body_bytes", "max_prompts", "max_branches", "max_messages", "max_json_depth"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
