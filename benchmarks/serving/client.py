@@ -39,7 +39,7 @@ async def one(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict
     usage = usage or {
         "prompt_tokens": 0,
         "completion_tokens": chunks,
-    }  # a server that tells no usage: one token a chunk
+    }
     return {"ttft": first, "total": time.perf_counter() - start, "usage": usage}
 
 
