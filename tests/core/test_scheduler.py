@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from octavo.core import events
 from octavo.core.admission import LOOKS_AT_ONCE
 from octavo.core.request import PRIORITY_STEP, Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import StepPlan, StepResult
 from octavo.errors import CapacityError, InvalidRequestError
 from tests.core.core_harness import Harness, Shadow
 
@@ -215,6 +218,19 @@ def test_a_wait_ends_when_the_one_who_computes_is_preempted() -> None:
     harness.empty()
 
 
+def test_of_two_who_wait_for_the_same_one_each_starts_in_its_own_time() -> None:
+    harness = Harness(num_blocks=64, budget=8, seats=4)
+    slow = harness.add([*SYSTEM, 0, 0], 2)
+    soon, late = harness.add([*SYSTEM[:8], 0, 0], 2), harness.add([*SYSTEM, 1], 2)
+    harness.step()
+    assert harness.core.status().waiting == 2
+    harness.drain()
+    waits = [event for event in harness.events if isinstance(event, events.RequestWaits)]
+    assert [(event.request_id, event.num_blocks) for event in waits] == [(soon, 2), (late, 10)]
+    assert [cached(harness, request_id) for request_id in (slow, soon, late)] == [0, 8, 40]
+    harness.empty()
+
+
 def test_nobody_waits_for_less_than_a_block_more() -> None:
     harness = Harness(num_blocks=64, budget=50)
     one, two = harness.add([1, 2, 1, 0, 0], 1), harness.add([1, 2, 1, 2, 2], 1)
@@ -307,6 +323,19 @@ def test_f15_a_long_prompt_holds_up_nobody() -> None:
     harness.empty()
 
 
+def test_f15_not_even_the_long_prompt_of_one_who_comes_before() -> None:
+    """Decode goes first in every step, also before an urgent prompt that goes first in everything else."""
+    harness = Harness(num_blocks=300, budget=12, seats=4)
+    talkers = [harness.add([n], 60) for n in range(2)]
+    harness.step()
+    urgent = [harness.add([n, 1, 2] * 60, 1, priority=-1) for n in range(2)]
+    for _ in range(20):
+        told = {output.request_id for output in harness.step()}
+        assert set(talkers) <= told
+    assert harness.shadows[urgent[0]].num_run == 180, "no long prompt was prefilled meanwhile"
+    harness.empty()
+
+
 @pytest.mark.parametrize("num_groups", [1, 2])
 @pytest.mark.parametrize("num_blocks", range(6, 14))
 def test_f14_tiny_pools_end(num_blocks: int, num_groups: int) -> None:
@@ -375,6 +404,18 @@ def test_everything_is_computed_again_without_a_kv_cache() -> None:
     assert status.recomputed_tokens == 8 + 9 + 10
     assert status.hit_tokens == 0
     assert cached(harness, request_id) == 0
+    harness.empty()
+
+
+def test_the_waste_is_what_running_requests_hold_and_have_not_filled() -> None:
+    harness = Harness(block_size=4, num_blocks=32, budget=16, seats=4)
+    for count in (5, 4, 2):
+        harness.add([count % 3] * count, 6)
+    assert harness.core.status().internal_waste_tokens == 0
+    harness.step()
+    assert harness.core.status().internal_waste_tokens == 3 + 0 + 2
+    harness.step()
+    assert harness.core.status().internal_waste_tokens == 2 + 3 + 1
     harness.empty()
 
 
@@ -450,6 +491,52 @@ def test_when_a_step_raises_all_can_be_ended_with_an_error(monkeypatch: pytest.M
     status = harness.core.status()
     assert (status.used_blocks, status.running, status.waiting) == (0, 0, 0)
     assert harness.core.fail_all("again") == []
+
+
+@pytest.mark.parametrize("num_rows_done", [0, 1, 3])
+def test_f4_a_step_that_broke_off_poisons_nothing(num_rows_done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows of the step were written, some were not: whoever comes later gets its own text, hits included."""
+    harness = Harness(block_size=4, num_blocks=32, budget=24, seats=4)
+    for n in range(3):
+        harness.add([*SYSTEM[:12], n, n, n], 6)
+    for _ in range(2):
+        harness.step()
+    broken: list[StepPlan] = []
+
+    def breaks(plan: StepPlan) -> StepResult:
+        broken.append(plan)
+        harness.executor.execute(replace(plan, rows=plan.rows[:num_rows_done]))
+        raise RuntimeError("the kernels stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness, "execute", breaks)
+        with pytest.raises(RuntimeError, match="the kernels stopped"):
+            harness.core.step()
+    assert len(broken[0].rows) == 3
+    for output in harness.core.fail_all("the kernels stopped"):
+        harness.shadows[output.request_id].final = output
+        del harness.unfinished[output.request_id]
+    harness.check_structure()
+    again = [
+        harness.core.add(Request(f"again {n}", [*SYSTEM[:12], n, n, n], SamplingParams(max_tokens=6), seed=7))
+        for n in range(3)
+    ]
+    assert len(again) == 3
+    texts: dict[str, list[int]] = {}
+    finals = []
+    while harness.core.has_work:
+        plan = harness.scheduler.schedule()
+        result = harness.executor.execute(plan)  # it believes nothing: every slot that is read is checked
+        for output in harness.scheduler.update(plan, result):
+            assert output.token is not None
+            texts.setdefault(output.request_id, []).append(output.token.token_id)
+            if output.finish_reason is not None:
+                finals.append(output)
+    for n in range(3):
+        shadow = Shadow([*SYSTEM[:12], n, n, n], SamplingParams(max_tokens=6), 7, (), "")
+        assert texts[f"again {n}"] == shadow.reference()[0]
+    assert all(output.num_cached_tokens >= 12 for output in finals), "what was committed before is still hit"
+    assert harness.core.status().used_blocks == 0
 
 
 # -- stops
