@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,30 @@ def cached(harness: Harness, request_id: str) -> int:
     final = harness.shadows[request_id].final
     assert final is not None
     return final.num_cached_tokens
+
+
+def waits_of(harness: Harness) -> list[tuple[str, int]]:
+    """Who has waited for a prefix so far, and for how many blocks."""
+    return [(event.request_id, event.num_blocks) for event in harness.events if isinstance(event, events.RequestWaits)]
+
+
+def while_it_runs(harness: Harness, act: Callable[[], object]) -> None:
+    """Do something between the plan of the next step and what comes of it."""
+    execute = harness.execute
+
+    def once(plan: StepPlan) -> StepResult:
+        harness.execute = execute  # type: ignore[method-assign]
+        result = execute(plan)
+        act()
+        return result
+
+    harness.execute = once  # type: ignore[method-assign]
+
+
+def end_now(harness: Harness, request_id: str, *, as_stop: bool = False) -> None:
+    assert (harness.core.finish if as_stop else harness.core.abort)(request_id)
+    assert not harness.core.abort(request_id), "a request was ended twice"
+    del harness.unfinished[request_id]
 
 
 # -- what can never be served
@@ -189,18 +214,30 @@ def test_others_behind_the_one_who_waits_may_start() -> None:
 
 @pytest.mark.parametrize("end", ["abort", "finish", "fail"])
 def test_a_wait_ends_with_the_one_who_computes(end: str) -> None:
-    harness = Harness(num_blocks=64, budget=8)
+    harness = Harness(num_blocks=64, budget=50)
     slow, waiter = harness.add([*SYSTEM, 0]), harness.add([*SYSTEM, 1])
-    harness.step()
     if end == "fail":
         harness.executor.fail_next[slow] = "told to fail"
-        harness.step()
     else:
-        harness.end(slow, as_stop=end == "finish")
+        while_it_runs(harness, lambda: end_now(harness, slow, as_stop=end == "finish"))
     harness.step()
-    assert list(rows_of(harness)) == [waiter]
+    assert waits_of(harness) == [(waiter, 10)]
+    harness.step()
+    assert rows_of(harness) == {waiter: (0, 41)}, "nothing was committed, so it computes all by itself"
     harness.drain()
-    assert cached(harness, waiter) == 8, "what was committed before is hit"
+    assert harness.shadows[slow].output == []
+    harness.empty()
+
+
+def test_who_is_behind_one_who_ends_in_the_middle_hits_what_was_committed() -> None:
+    harness = Harness(num_blocks=64, budget=8)
+    slow, behind = harness.add([*SYSTEM, 0]), harness.add([*SYSTEM, 1])
+    harness.step()
+    harness.end(slow)
+    harness.step()
+    assert list(rows_of(harness)) == [behind]
+    harness.drain()
+    assert cached(harness, behind) == 8
     harness.empty()
 
 
@@ -215,19 +252,6 @@ def test_a_wait_ends_when_the_one_who_computes_is_preempted() -> None:
     assert harness.shadows[slow].final is not None
     assert harness.shadows[waiter].final is not None
     assert harness.shadows[urgent].preemptions == 0
-    harness.empty()
-
-
-def test_of_two_who_wait_for_the_same_one_each_starts_in_its_own_time() -> None:
-    harness = Harness(num_blocks=64, budget=8, seats=4)
-    slow = harness.add([*SYSTEM, 0, 0], 2)
-    soon, late = harness.add([*SYSTEM[:8], 0, 0], 2), harness.add([*SYSTEM, 1], 2)
-    harness.step()
-    assert harness.core.status().waiting == 2
-    harness.drain()
-    waits = [event for event in harness.events if isinstance(event, events.RequestWaits)]
-    assert [(event.request_id, event.num_blocks) for event in waits] == [(soon, 2), (late, 10)]
-    assert [cached(harness, request_id) for request_id in (slow, soon, late)] == [0, 8, 40]
     harness.empty()
 
 
@@ -257,13 +281,13 @@ def test_nobody_waits_for_one_who_comes_after_it() -> None:
 
 
 def test_an_aborted_waiter_leaves_no_trace() -> None:
-    harness = Harness(num_blocks=64, budget=8)
+    harness = Harness(num_blocks=64, budget=50, seats=8)
     slow = harness.add([*SYSTEM, 0])
     waiters = [harness.add([*SYSTEM, 1, n]) for n in range(3)]
+    while_it_runs(harness, lambda: [end_now(harness, waiter) for waiter in waiters[:2]])
     harness.step()
-    assert harness.core.status().waiting == 3
-    for waiter in waiters[:2]:
-        harness.end(waiter)
+    assert waits_of(harness) == [(waiter, 10) for waiter in waiters]
+    assert harness.core.status().waiting == 1
     harness.drain()
     assert cached(harness, waiters[2]) == 40
     assert cached(harness, slow) == 0
@@ -422,17 +446,25 @@ def test_the_waste_is_what_running_requests_hold_and_have_not_filled() -> None:
 # -- ends
 
 
-@pytest.mark.parametrize("state", ["queued", "waits for a prefix", "prefill", "decode", "preempted"])
+@pytest.mark.parametrize(
+    "state", ["queued", "behind its prefix", "waits for a prefix", "prefill", "its step runs", "decode", "preempted"]
+)
 @pytest.mark.parametrize("as_stop", [False, True])
 def test_f11_an_abort_in_any_state_frees_at_once(state: str, as_stop: bool) -> None:
     harness = Harness(block_size=2, num_blocks=12, budget=4, seats=2)
     if state == "queued":
         victim = harness.add([0] * 5)
-    elif state == "waits for a prefix":
+    elif state == "behind its prefix":
         harness.add([0] * 8)
         victim = harness.add([*[0] * 7, 1])
         harness.step()
         assert harness.core.status().waiting == 1
+    elif state in ("waits for a prefix", "its step runs"):
+        first, second = harness.add([0, 0, 0]), harness.add([0, 0, 1])
+        victim = first if state == "its step runs" else second
+        while_it_runs(harness, lambda: end_now(harness, victim, as_stop=as_stop))
+        harness.step()
+        assert waits_of(harness) == [(second, 1)]
     elif state == "prefill":
         victim = harness.add([0] * 12)
         harness.step()
@@ -446,7 +478,8 @@ def test_f11_an_abort_in_any_state_frees_at_once(state: str, as_stop: bool) -> N
         victim = harness.add([1, 1], 16)
         while not harness.shadows[victim].preemptions:
             harness.step()
-    harness.end(victim, as_stop=as_stop)
+    if victim in harness.unfinished:
+        harness.end(victim, as_stop=as_stop)
     assert victim not in {request.request_id for request in harness.scheduler.running}
     harness.step()
     final = harness.shadows[victim].final
