@@ -16,6 +16,6 @@ def smollm2_path() -> Path:
     given = os.environ.get("OCTAVO_TEST_SMOLLM2")
     if given:
         return Path(given)
-    from octavo.models.hub import resolve
+    from octavo.cli.model_cache import resolve_model
 
-    return resolve("smollm2")
+    return resolve_model("smollm2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -306,6 +307,30 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
         LLM(str(tmp_path / "nothing"))
 
 
+def test_one_stop_string_is_not_taken_letter_by_letter(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match=r"stop is the string 'END'; give a tuple"):
+        one(llm, TEXTS[0], SamplingParams(stop="END"))  # type: ignore[arg-type]
+
+
+def test_the_same_answers_through_the_engine_for_asyncio(tiny: Path, llm: LLM) -> None:
+    wanted = [c.text for c in llm.generate(TEXTS, GREEDY)]
+    model = octavo.load(str(tiny), executor=ExecutorConfig(kv_cache_memory=64 * BLOCK_BYTES))
+    engine = octavo.AsyncEngine(model.core, model.tokenizer, octavo.EngineConfig(eos_token_ids=model.eos_token_ids))
+
+    async def ask(number: int, text: str) -> str:
+        deltas = engine.generate(model.tokenizer.encode(text), GREEDY, request_id=str(number))
+        return "".join([delta.text async for delta in deltas])
+
+    async def main() -> list[str]:
+        engine.start()
+        try:
+            return await asyncio.gather(*[ask(number, text) for number, text in enumerate(TEXTS)])
+        finally:
+            await engine.shutdown(timeout_s=5)
+
+    assert asyncio.run(main()) == wanted
+
+
 # -- facts
 
 
@@ -339,6 +364,45 @@ def test_a_context_that_does_not_fit_is_lowered_and_told(tiny: Path) -> None:
     assert model.max_model_len == 80
     (told,) = model.degraded
     assert "80 instead of the model's 512" in told
+
+
+def test_where_the_pool_is_what_is_short_the_cure_is_its_memory(tiny: Path) -> None:
+    with (
+        LLM(str(tiny), kv_cache_memory=5 * BLOCK_BYTES) as llm,
+        pytest.raises(CapacityError, match=r"needs 7 KV blocks .* the pool has 5; .*--kv-cache-memory") as caught,
+    ):
+        llm.generate([list(range(3, 93))], SamplingParams(max_tokens=10))
+    assert "--max-model-len" not in str(caught.value)
+
+
+@pytest.mark.parametrize("available", [1 << 20, 10_000])
+def test_memory_that_is_not_there_is_told_before_the_weights_are_loaded(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, available: int
+) -> None:
+    monkeypatch.setattr("octavo.llm.load_model", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("octavo.llm.available_memory_bytes", lambda: available)
+    with pytest.raises(MemoryBudgetError, match=f"{available} bytes of memory are available"):
+        octavo.load(str(tiny), executor=ExecutorConfig(kv_cache_memory=1 << 20))
+
+
+def test_a_broken_chat_template_leaves_completions(tmp_path: Path) -> None:
+    directory = make_tiny_model(tmp_path, "llama2")
+    (directory / "chat_template.jinja").write_text("{% for %}")
+    with LLM(str(directory), kv_cache_memory=64 * BLOCK_BYTES) as llm:
+        assert len(one(llm, TEXTS[0]).token_ids) > 0
+        (told,) = llm.model.degraded
+        assert "chat" in told
+        assert "broken at line 1" in told
+        with pytest.raises(ConfigError, match="broken at line 1"):
+            llm.chat([{"role": "user", "content": "Hey"}])
+    with pytest.raises(ModelError, match="broken at line 1"):  # one that was asked for is not left out
+        octavo.load(str(directory), chat_template="{% for %}")
+
+
+def test_an_alias_that_cannot_be_run_is_told_before_it_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"gemma3-270m.*Gemma3ForCausalLM.*not supported yet"):
+        LLM("gemma3-270m", cache_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_with_a_window_is_held_within_it_and_says_so(tmp_path: Path) -> None:

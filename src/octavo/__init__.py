@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from octavo.core.config import SchedulerConfig
     from octavo.core.sampling_params import SamplingParams
+    from octavo.core.seeds import branch_seed
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.completion import Beam, BeamSearchParams, Completion
+    from octavo.engine.config import EngineConfig
     from octavo.errors import (
         CapacityError,
         ConfigError,
         DownloadError,
+        EngineOverloadedError,
         EngineStoppedError,
         InvalidRequestError,
         KernelError,
@@ -24,17 +28,21 @@ if TYPE_CHECKING:
         OctavoError,
     )
     from octavo.executor.config import ExecutorConfig
-    from octavo.llm import LLM, Completion, LoadedModel, SchedulerOptions, load
+    from octavo.llm import LLM, LoadedModel, SchedulerOptions, load
 
     __version__: str
 
 _MODULES = {
     "LLM": "octavo.llm",
-    "Completion": "octavo.llm",
+    "Beam": "octavo.engine.completion",
+    "BeamSearchParams": "octavo.engine.completion",
+    "Completion": "octavo.engine.completion",
+    "branch_seed": "octavo.core.seeds",
     "LoadedModel": "octavo.llm",
     "SchedulerOptions": "octavo.llm",
     "load": "octavo.llm",
     "AsyncEngine": "octavo.engine.async_engine",
+    "EngineConfig": "octavo.engine.config",
     "SamplingParams": "octavo.core.sampling_params",
     "SchedulerConfig": "octavo.core.config",
     "ExecutorConfig": "octavo.executor.config",
@@ -44,6 +52,7 @@ _MODULES = {
     "DownloadError": "octavo.errors",
     "MemoryBudgetError": "octavo.errors",
     "KernelError": "octavo.errors",
+    "EngineOverloadedError": "octavo.errors",
     "EngineStoppedError": "octavo.errors",
     "InvalidRequestError": "octavo.errors",
     "CapacityError": "octavo.errors",
@@ -52,10 +61,14 @@ _MODULES = {
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "Beam",
+    "BeamSearchParams",
     "CapacityError",
     "Completion",
     "ConfigError",
     "DownloadError",
+    "EngineConfig",
+    "EngineOverloadedError",
     "EngineStoppedError",
     "ExecutorConfig",
     "InvalidRequestError",
@@ -68,6 +81,7 @@ __all__ = [
     "SchedulerConfig",
     "SchedulerOptions",
     "__version__",
+    "branch_seed",
     "load",
 ]
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,27 +22,29 @@ from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import SampledToken
+from octavo.core.sharing import BranchMemory
 from octavo.engine.chat_template import ChatTemplate
+from octavo.engine.completion import Beam, BeamSearchParams, Completion, completion_of
 from octavo.engine.open_request import OpenRequest
-from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
+from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
-from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError
+from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
 from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
 from octavo.executor.kv_storage import KVStorage
-from octavo.executor.memory import available_memory_bytes, usable_cores
+from octavo.executor.memory import available_memory_bytes, check_before_loading, usable_cores
 from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
 from octavo.models.config import ModelConfig
-from octavo.models.hub import resolve
+from octavo.models.hub import check_runnable, resolve
 from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Prompt = str | Sequence[int]
 Message = dict[str, object]
 Params = SamplingParams | Sequence[SamplingParams] | None
+OnStep = Callable[[tuple[BranchMemory, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class LoadedModel:
     core: EngineCore
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    chat_error: str | None  # why there is no template, where the model's own one cannot be used
     name: str  # the reference that was given
     digest: str
     vocab_size: int
@@ -93,7 +97,8 @@ class LoadedModel:
 
     @property
     def degraded(self) -> tuple[str, ...]:
-        return self.plan.degraded
+        lost_chat = () if self.chat_error is None else (f"there are completions but no chat: {self.chat_error}",)
+        return (*self.plan.degraded, *lost_chat)
 
 
 def load(
@@ -102,32 +107,37 @@ def load(
     scheduler: SchedulerOptions | None = None,
     executor: ExecutorConfig | None = None,
     chat_template: str | None = None,
+    cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a directory, a .gguf file, an alias or a hub id. `chat_template`: Jinja source, instead of the model's own.
 
+    `cache_dir`: where fetched models are kept; None: ~/.cache/octavo, whatever the environment says.
     Raises ModelError, DownloadError, ConfigError, MemoryBudgetError or KernelError, each with its cure.
     """
-    options = scheduler or SchedulerOptions()
-    config = executor or ExecutorConfig()
-    source = open_model(resolve(model, progress=progress))
+    options, config = scheduler or SchedulerOptions(), executor or ExecutorConfig()
+    check_runnable(model)
+    source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
     if options.max_model_len is not None:
         source.config.check_context(options.max_model_len)
+    weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
+    check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
     tokenizer = _open_tokenizer(source.tokenizer_source)
-    weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
+    template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
     kv_format = resolve_kv_format(config.kv_cache_dtype, source.config.dtype)
     causal_lm = load_model(source, ops, weights_dtype, progress)
     spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
     plan = _plan(source, spec, options, config)
-    scheduler_config = options.config(plan.max_model_len)
-    storage = KVStorage(spec, plan.num_blocks)
+    # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
+    scheduler_config = options.config(options.max_model_len or source.config.max_context)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
-        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, KVStorage(spec, plan.num_blocks))),
         tokenizer=tokenizer,
-        chat_template=_open_template(chat_template or source.generation.chat_template, tokenizer),
+        chat_template=template,
+        chat_error=chat_error,
         name=model,
         digest=source.digest,
         vocab_size=source.config.vocab_size,
@@ -150,11 +160,21 @@ def _open_tokenizer(source: TokenizerSource) -> Tokenizer:
     return Tokenizer.from_gguf_metadata(source.gguf_metadata)
 
 
-def _open_template(source: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """None where the model has none: then it cannot chat, and says so when asked to."""
-    if source is None:
-        return None
-    return ChatTemplate(source, tokenizer.special_tokens)
+def _open_template(
+    given: str | None, models_own: str | None, tokenizer: Tokenizer
+) -> tuple[ChatTemplate | None, str | None]:
+    """The template, or None and what is wrong with the model's own one: it can still continue texts.
+
+    One that was given must work: ModelError.
+    """
+    if given is not None:
+        return ChatTemplate(given, tokenizer.special_tokens), None
+    if models_own is None:
+        return None, None
+    try:
+        return ChatTemplate(models_own, tokenizer.special_tokens), None
+    except ModelError as error:
+        return None, str(error)
 
 
 def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
@@ -191,24 +211,6 @@ def _lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer. `finish_reason`: "stop", "length" or, for a request that failed while it ran, "error" with `error`.
-
-    `stop_reason` is the stop string or stop token id that ended it; None where the model ended by itself.
-    `logprobs` has one entry per token where they were asked for.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    stop_reason: str | int | None
-    logprobs: tuple[SampledToken, ...] | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    error: str | None = None
-
-
 class LLM:
     """A model for scripts: `LLM("smollm2").generate("Once upon a time", SamplingParams(max_tokens=32))`.
 
@@ -216,10 +218,23 @@ class LLM:
     between calls, so prompts that begin alike share what was computed.
     """
 
-    def __init__(self, model: str, *, seed: int = 0, progress: Progress | None = None, **options: Any) -> None:
-        """options: the fields of SchedulerOptions and ExecutorConfig. `seed` is for requests that bring none."""
+    def __init__(
+        self,
+        model: str,
+        *,
+        seed: int = 0,
+        cache_dir: Path | None = None,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """options: the fields of SchedulerOptions and ExecutorConfig. `seed` is for requests that bring none.
+
+        `cache_dir`, `progress` and what is raised: as in `load`.
+        """
         scheduler, executor = _split_options(options)
-        self.model: LoadedModel = load(model, scheduler=scheduler, executor=executor, progress=progress)
+        self.model: LoadedModel = load(
+            model, scheduler=scheduler, executor=executor, cache_dir=cache_dir, progress=progress
+        )
         self._seed = seed
         self._numbers = itertools.count()
         self._closed = False
@@ -236,27 +251,55 @@ class LLM:
         """Answer no more. The memory goes when the last reference to this object does."""
         self._closed = True
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Completion]:
-        """One completion for each prompt (a text, or token ids), in order.
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, on_step: OnStep | None = None
+    ) -> list[Completion]:
+        """One completion for each prompt (a text, or token ids), in order; with `n` its `alternatives` are the others.
 
-        params: one for all, or one for each prompt; None: the model's own advice. Raises InvalidRequestError, before
+        params: one for all, or one for each prompt; None: the model's own advice. `on_step` is called after each step
+        with what the branches of requests that have several hold then. Raises InvalidRequestError, before
         anything runs, for a prompt that cannot be answered (CapacityError, with the arithmetic, if it is too long).
         """
+        return self._run(self._encode(prompts), params, on_step)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | None = None,
+        *,
+        on_step: OnStep | None = None,
+    ) -> list[list[Beam]]:
+        """For each prompt the most likely texts that a beam search finds, best first. Errors as in `generate`."""
+        sampling = (params or BeamSearchParams()).sampling_params()
+        found = self._run(self._encode(prompts), sampling, on_step)
+        for completion in found:
+            if completion.error is not None:
+                raise OctavoError(f"the search failed: {completion.error}")
+        return [
+            [Beam(one.text, one.token_ids, one.score or 0.0, one.finish_reason) for one in completion.answers]
+            for completion in found
+        ]
+
+    def _encode(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         tokenizer = self.model.tokenizer
-        ids = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in _each(prompts)]
-        return self._run(ids, params)
+        return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in _each(prompts)]
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params = None
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params = None,
+        *,
+        on_step: OnStep | None = None,
     ) -> list[Completion]:
         """The assistant's next message for one conversation, or for each of several. Errors as in `generate`."""
         template = self.model.chat_template
         if template is None:
-            raise ConfigError(f"{self.model.name} has no chat template; use generate() with a prompt in its own form")
+            why = self.model.chat_error or "has no chat template"
+            raise ConfigError(f"{self.model.name}: {why}; or use generate() with a prompt in its own form")
         talks: list[Any] = list(messages) if messages and not isinstance(messages[0], dict) else [messages]
         texts = [template.render(list(talk), add_generation_prompt=True) for talk in talks]
         ids = [self.model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return self._run(ids, params)
+        return self._run(ids, params, on_step)
 
     def _each_params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         if params is None:
@@ -265,6 +308,8 @@ class LLM:
         if len(several) != count:
             raise InvalidRequestError(f"{len(several)} sampling params for {count} prompts; give one, or as many")
         for one in several:
+            if isinstance(one.stop, str):  # it would be taken letter by letter
+                raise InvalidRequestError(f"stop is the string {one.stop!r}; give a tuple of strings", param="stop")
             foreign = [token_id for token_id, _ in one.logit_bias if token_id >= self.model.vocab_size]
             if foreign:
                 raise InvalidRequestError(
@@ -273,7 +318,7 @@ class LLM:
                 )
         return several
 
-    def _run(self, prompts: Sequence[Sequence[int]], params: Params) -> list[Completion]:
+    def _run(self, prompts: Sequence[Sequence[int]], params: Params, on_step: OnStep | None) -> list[Completion]:
         if self._closed:
             raise EngineStoppedError("this LLM is closed; make a new one")
         core = self.model.core
@@ -286,9 +331,10 @@ class LLM:
                 answers[answer.request.request_id] = answer
             while core.has_work:
                 for output in core.step():
-                    answer = answers[output.request_id]
-                    if not answer.is_complete and answer.take(output):
-                        core.finish(output.request_id)
+                    if answers[output.request_id].take(output):
+                        core.finish(output.request_id, output.branch)
+                if on_step is not None:
+                    on_step(core.branch_memory())
         finally:
             if core.has_work:  # whatever stopped this call, the next one finds the core empty
                 core.fail_all("the call that it belonged to ended early")
@@ -299,41 +345,26 @@ class LLM:
         name = f"llm-{number}"
         seed = derive_seed(self._seed, number) if params.seed is None else params.seed
         request = Request(name, token_ids, params, seed=seed, eos_token_ids=self.model.eos_token_ids)
-        detokenizer = self.model.tokenizer.new_detokenizer(token_ids)
-        return _Answer(request, OpenRequest(GenerationRequest(name, token_ids, params), detokenizer, seed, 0.0))
+        asked = GenerationRequest(name, token_ids, params, every_token=False)
+        return _Answer(request, OpenRequest(asked, lambda: self.model.tokenizer.new_detokenizer(token_ids), seed, 0.0))
 
 
 class _Answer:
-    """One completion while it grows."""
+    """What one request got so far."""
 
     def __init__(self, request: Request, opened: OpenRequest) -> None:
         self.request = request
         self._opened = opened
         self._deltas: list[GenerationDelta] = []
 
-    @property
-    def is_complete(self) -> bool:
-        return bool(self._deltas) and self._deltas[-1].finish_reason is not None
-
     def take(self, output: RequestOutput) -> bool:
-        """Whether the text is complete, by a stop string, while the core would go on."""
-        self._deltas.append(self._opened.push(output))
-        return self.is_complete and output.finish_reason is None
+        """Whether the text of this branch is complete, by a stop string, while the core would go on."""
+        deltas, is_stopped = self._opened.push(output)
+        self._deltas += deltas
+        return is_stopped
 
     def completion(self) -> Completion:
-        whole = merge_deltas(self._deltas)
-        assert whole.finish_reason is not None
-        asked = self.request.params.logprobs is not None
-        return Completion(
-            text=whole.text,
-            token_ids=whole.token_ids,
-            finish_reason=whole.finish_reason,
-            stop_reason=whole.stop_reason,
-            logprobs=tuple(scored.sampled for scored in whole.scored_tokens) if asked else None,
-            num_prompt_tokens=whole.num_prompt_tokens,
-            num_cached_tokens=whole.num_cached_tokens,
-            error=whole.error,
-        )
+        return completion_of(self._deltas, self.request.params)
 
 
 def _each(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
@@ -351,7 +382,9 @@ def _split_options(options: dict[str, Any]) -> tuple[SchedulerOptions, ExecutorC
     known = (*_names(SchedulerOptions), *_names(ExecutorConfig))
     for name in options:
         if name not in known:
-            raise ConfigError(f"there is no option {name!r}; there are {', '.join(known)}, seed and progress")
+            raise ConfigError(
+                f"there is no option {name!r}; there are {', '.join(known)}, seed, cache_dir and progress"
+            )
     return SchedulerOptions(**of_scheduler), ExecutorConfig(**of_executor)
 
 

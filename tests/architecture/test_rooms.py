@@ -179,6 +179,19 @@ def test_no_machine_path_and_no_registry_host() -> None:
                 assert word not in text, f"{name} holds {word!r}"
 
 
+def test_the_environment_is_read_in_cli_only() -> None:
+    """Elsewhere it may be handed on to another program whole, as `dict(os.environ)`, but nothing is looked up in it."""
+    for path in python_files():
+        if name_of(path).startswith("cli/"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                found = ast.unparse(node)
+                assert found not in {"os.getenv", "os.environ.get"}, f"{name_of(path)}:{node.lineno} reads {found}"
+            if isinstance(node, ast.Subscript):
+                assert ast.unparse(node.value) != "os.environ", f"{name_of(path)}:{node.lineno} reads os.environ"
+
+
 def test_no_pickle() -> None:
     for path in python_files():
         tops = {name.split(".")[0] for name in imports_of(path)}

@@ -52,6 +52,21 @@ def test_commands(tiny_model: Path, command_line: CommandLine) -> None:
     ]
 
 
+def test_a_branch_hits_the_turns_that_it_shares(tiny_model: Path, command_line: CommandLine) -> None:
+    typed = "tell me a story\nand another one\n/branch 1 other\nsomething else\n/stats\n/back\n/switch main\n/branch\n"
+    ended = command_line("chat", tiny_model, *FLAGS, stdin=typed)
+    assert ended.code == 0, ended.err
+    assert "in the new branch other, behind turn 1" in ended.out
+    _, _, stats = ended.out.partition("branch other:\n")
+    (first, _), (second, cached) = re.findall(r"turn \d: (\d+) prompt tokens, (\d+) of them cached", stats)[:2]
+    assert int(first) < int(cached) < int(second)
+    assert ended.out.endswith(
+        "back before: something else (1 turn left)\nin the branch main, behind turn 2\nbranch main, 2 turns:\n"
+        "  1  tell me a story\n  2  and another one\nbranch other, 1 turn, the first 1 of them the same\n"
+        "/branch N [NAME] goes on behind turn N, /switch NAME goes to another branch\n"
+    )
+
+
 def test_the_system_prompt_is_part_of_the_conversation(tiny_model: Path, command_line: CommandLine) -> None:
     def prompt_tokens(*flags: str, typed: str = "") -> int:
         ended = command_line("chat", tiny_model, *FLAGS, *flags, stdin=f"{typed}hello\n/stats\n")

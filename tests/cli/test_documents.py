@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import octavo as package
 from octavo.cli.main import octavo
 
 REPOSITORY = Path(__file__).parents[2]
-DOCUMENTS = sorted([REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/**/*.md")])
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 OURS = [
     path for path in DOCUMENTS if {"reference", "how-to", "tutorials"} & set(path.parts) or path.parent == REPOSITORY
 ]
@@ -35,6 +36,14 @@ def test_files_that_are_named_exist(document: Path) -> None:
     for name in re.findall(r"`((?:src|tests|docs|benchmarks)/[\w/.-]+)`", document.read_text()):
         if not name.startswith("benchmarks/results"):
             assert (REPOSITORY / name).exists(), name
+
+
+@pytest.mark.parametrize("document", OURS, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
+def test_python_that_is_shown_compiles_and_its_names_exist(document: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S):
+        compile(block, str(document), "exec")
+        for name in re.findall(r"\boctavo\.([A-Za-z_]\w*)", block):
+            assert hasattr(package, name), name
 
 
 @pytest.mark.parametrize("document", OURS, ids=lambda path: path.relative_to(REPOSITORY).as_posix())

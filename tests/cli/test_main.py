@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +123,26 @@ def test_ctrl_c_is_130_and_silent(
     failing.append(error)
     assert run(["fail"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_while_the_program_is_being_loaded_is_130_and_silent() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'click':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from octavo.cli.entry import entry\n"
+        "entry()\n"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_installed_command_is_the_entry() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert tomllib.loads(text)["project"]["scripts"] == {"octavo": "octavo.cli.entry:entry"}
 
 
 def test_a_reader_that_goes_away_is_141_and_silent() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from octavo.cli import environment
+from octavo.cli.model_cache import cache_dir
 from octavo.cli.progress import progress_bar
 from octavo.errors import DownloadError
 from octavo.models import hub
@@ -82,6 +83,36 @@ def test_pull_prints_where_the_model_is(
     ended = command_line("pull", "smollm2")
     assert (ended.code, ended.out) == (0, f"{cache / 'file'}\n")
     assert asked == [("smollm2", cache, None)]  # no progress where standard error is no terminal
+
+
+def test_pull_says_of_what_it_fetched_that_it_cannot_be_run(
+    cache: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "pull", lambda reference, *, cache_dir, progress: cache_dir / reference)
+    ended = command_line("pull", "gemma3-270m")
+    assert (ended.code, ended.out) == (0, f"{cache / 'gemma3-270m'}\n")
+    assert ended.err.startswith("octavo: gemma3-270m cannot be run: architecture 'Gemma3ForCausalLM'")
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("chat",), ("generate", "-p", "x")], ids=lambda c: c[0])
+def test_what_cannot_be_run_is_not_fetched(
+    command: tuple[str, ...], cache: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "resolve", lambda *_, **__: pytest.fail("fetched"))
+    ended = command_line(*command, "gemma3-270m")
+    assert ended.code == 1
+    assert ended.err.startswith("octavo: gemma3-270m cannot be run: architecture 'Gemma3ForCausalLM'")
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "own"))
+    assert cache_dir() == tmp_path / "own"
+    monkeypatch.delenv("OCTAVO_CACHE")
+    assert cache_dir() == tmp_path / "xdg" / "octavo"
+    for nothing in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", nothing)
+        assert cache_dir() == Path.home() / ".cache" / "octavo"
 
 
 def test_a_failed_pull_is_one_sentence(cache: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,7 @@ def test_a_taken_port_is_told_before_the_model_is_looked_for(command_line: Comma
         (("--host", "192.0.2.1"), ["192.0.2.1", "--host"]),
         (("--api-key", ""), ["key"]),
         (("--shutdown-timeout", "-1"), ["--shutdown-timeout is -1", "at least 0"]),
+        (("--body-timeout", "0"), ["--body-timeout is 0", "more than 0"]),
         (("--max-waiting", "0"), ["--max-waiting is 0", "at least 1"]),
         (("--max-body-bytes", "0"), ["--max-body-bytes", "at least 1"]),
         (("--quantization", "awq"), ["--quantization awq", "GGUF"]),

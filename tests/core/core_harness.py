@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.core import events
+from octavo.core.beam_search import BeamRules, BeamSearch, Hypothesis
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore, RequestOutput
@@ -19,9 +20,10 @@ from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
-from octavo.core.step import SampleSpec, StepPlan, StepResult
-from octavo.errors import CapacityError
-from octavo.testing.checking_executor import CheckingExecutor, extend_hash, sample_token
+from octavo.core.seeds import branch_seed
+from octavo.core.step import Row, SampleSpec, StepPlan, StepResult
+from octavo.errors import CapacityError, InvalidRequestError
+from octavo.testing.checking_executor import CheckingExecutor, candidates_of, extend_hash, sample_token
 
 VOCAB_SIZE = 3
 
@@ -29,6 +31,13 @@ VOCAB_SIZE = 3
 def kv_spec(block_size: int, num_groups: int = 1) -> KVSpec:
     groups = tuple(KVGroupSpec(f"full{g}", (g,), 1, 8, "bf16") for g in range(num_groups))
     return KVSpec(groups, block_size)
+
+
+def hash_of(tokens: Sequence[int]) -> int:
+    prefix = 0
+    for token in tokens:
+        prefix = extend_hash(prefix, token)
+    return prefix
 
 
 @dataclass
@@ -46,8 +55,29 @@ class Shadow:
     final: RequestOutput | None = None
     preemptions: int = 0
     num_run: int = 0  # tokens of its rows
+    group: str | None = None  # the request that it is a branch of, where that has several
+    branch: int = 0
+    width: int = 1
+    was_touched: bool = False  # a branch of its request was ended from outside
+    finals: list[RequestOutput] = field(default_factory=list)  # of a beam search
 
-    def reference(self) -> tuple[list[int], str]:
+    def reference_beams(self, vocab_size: int) -> list[Hypothesis]:
+        """What a search gives that has no cache, no batch and no limits."""
+        ending = frozenset(self.params.stop_token_ids) | (frozenset() if self.params.ignore_eos else set(self.eos))
+        search = BeamSearch(
+            BeamRules(
+                self.width, self.params.max_tokens, ending, self.params.length_penalty, self.params.early_stopping
+            )
+        )
+        beams = [list(self.prompt)]
+        while not search.is_over:
+            banned = tuple(sorted(ending)) if len(beams[0]) - len(self.prompt) < self.params.min_tokens else ()
+            spec = SampleSpec(self.params, 0, 0, banned)
+            found = [candidates_of(hash_of(beam), spec, vocab_size)[: search.rules.num_candidates] for beam in beams]
+            beams = [[*beams[one.parent], one.token_id] for one in search.advance(found)]
+        return search.best(self.params.n)
+
+    def reference(self, vocab_size: int = VOCAB_SIZE) -> tuple[list[int], str]:
         """Output and finish reason that an engine without a cache, a batch or a limit gives."""
         params, output, prefix = self.params, list(self.inherited), 0
         ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.eos))
@@ -55,7 +85,7 @@ class Shadow:
             prefix = extend_hash(prefix, token)
         while True:
             banned = tuple(sorted(ending)) if len(output) < params.min_tokens else ()
-            token = sample_token(prefix, SampleSpec(params, self.seed, len(output), banned), VOCAB_SIZE)
+            token = sample_token(prefix, SampleSpec(params, self.seed, len(output), banned), vocab_size)
             output.append(token)
             prefix = extend_hash(prefix, token)
             if token in ending and len(output) > params.min_tokens:
@@ -77,12 +107,14 @@ class Harness:
         kv_cache: bool = True,
         token_exact: bool = True,
         context: int = 10_000,
+        vocab_size: int = VOCAB_SIZE,
     ) -> None:
+        self.vocab_size = vocab_size
         self.spec = kv_spec(block_size, num_groups)
         self.blocks = BlockManager(self.spec, num_blocks * num_groups, token_exact_hits=token_exact)
         self.config = SchedulerConfig(seats, budget, context, prefix_caching, kv_cache)
-        self.scheduler = Scheduler(self.config, self.blocks, vocab_size=VOCAB_SIZE)
-        self.executor = CheckingExecutor(block_size, vocab_size=VOCAB_SIZE, num_groups=num_groups)
+        self.scheduler = Scheduler(self.config, self.blocks, vocab_size=vocab_size)
+        self.executor = CheckingExecutor(block_size, vocab_size=vocab_size, num_groups=num_groups)
         self.core = EngineCore(self.scheduler, self)
         self.core.add_listener(self._hear)
         self.shadows: dict[str, Shadow] = {}
@@ -92,6 +124,9 @@ class Harness:
         self.computed: set[tuple[str, int]] = set()  # namespace, hash of a prefix whose KV was computed in it
         self.num_plan_tokens = 0
         self.num_hit_tokens = 0
+        self.num_preempted = 0
+        self.num_answers = 0  # that are to come, or have come
+        self.num_requests = 0
 
     # -- what a user does
 
@@ -106,7 +141,7 @@ class Harness:
         **params: object,
     ) -> str | None:
         """Returns the request id, or None if it was refused because it can never fit."""
-        request_id = f"r{len(self.shadows)}"
+        request_id = self._new_id()
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         request = Request(
             request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
@@ -122,10 +157,54 @@ class Harness:
         self._remember(request_id, Shadow(list(prompt), sampling, 7, eos, namespace))
         return request_id
 
+    def add_branches(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        width: int,
+        namespace: str = "",
+        priority: int = 0,
+        eos: tuple[int, ...] = (),
+        **params: object,
+    ) -> str | None:
+        """A request with several branches: samples, or with `use_beam_search` a search of that width."""
+        request_id = self._new_id()
+        sampling = SamplingParams(max_tokens=max_tokens, best_of=width, **params)  # type: ignore[arg-type]
+        request = Request(
+            request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
+        )
+        stored, size, groups = len(prompt) + max_tokens - 1, self.spec.block_size, len(self.spec.groups)
+        shared = len(prompt) // size if self.config.enable_kv_cache else 0
+        needed = (shared + width * (-(-stored // size) - shared)) * groups
+        fits = needed <= self.blocks.pool.num_blocks and width <= self.config.max_num_seqs
+        fits &= stored < self.config.max_model_len
+        if sampling.use_beam_search:
+            fits &= max(2, 1 + len(request.stop_token_ids)) * width <= self.vocab_size
+        try:
+            self.core.add(request)
+        except InvalidRequestError:
+            assert not fits, "a request was refused that fits"
+            return None
+        assert fits, "a request was accepted that can never fit"
+        for branch in range(1 if sampling.use_beam_search else width):
+            name = f"{request_id}#{branch}" if branch else request_id
+            shadow = Shadow(list(prompt), sampling, branch_seed(7, branch), eos, namespace, is_branch=True)
+            shadow.group, shadow.branch, shadow.width = request_id, branch, width
+            self._remember(name, shadow)
+        if sampling.use_beam_search:
+            self.executor.forget(request_id)
+            self.num_answers += sampling.n - 1
+        return request_id
+
+    def _new_id(self) -> str:
+        self.num_requests += 1
+        return f"r{self.num_requests - 1}"
+
     def fork(self, parent_id: str, max_tokens: int) -> str | None:
         """Branch a request that has not ended; the branch draws with another seed."""
         parent = self.shadows[parent_id]
-        child_id = f"r{len(self.shadows)}"
+        child_id = self._new_id()
         max_tokens = max(max_tokens, len(parent.output) + 1)
         params = SamplingParams(max_tokens=max_tokens)
         child = Request(child_id, parent.prompt, params, seed=len(self.shadows) + 100, namespace=parent.namespace)
@@ -142,27 +221,42 @@ class Harness:
     def _remember(self, request_id: str, shadow: Shadow) -> None:
         self.shadows[request_id] = shadow
         self.unfinished[request_id] = None
+        self.num_answers += 1
         self.executor.expect(request_id, shadow.prompt)
 
     def step(self) -> list[RequestOutput]:
-        first = self.scheduler.running[0].request_id if self.scheduler.running else None
+        first = self.scheduler.running[0].request_id.split("#")[0] if self.scheduler.running else None
         num_plans = len(self.executor.plans)
         outputs = self.core.step()
-        if len(self.executor.plans) > num_plans and first in self.unfinished:
-            ran = {row.request_id for row in self.executor.plans[-1].rows}
+        if len(self.executor.plans) > num_plans and first in self._open_requests():
+            ran = {row.request_id.split("#")[0] for row in self.executor.plans[-1].rows}
             assert first in ran, f"{first} comes first and made no progress"
         for output in outputs:
             self._take(output)
         self.check()
         return outputs
 
+    def _open_requests(self) -> set[str]:
+        return {name.split("#")[0] for name in self.unfinished}
+
     def end(self, request_id: str, *, as_stop: bool = False) -> None:
-        end = self.core.finish if as_stop else self.core.abort
-        assert end(request_id) is (request_id in self.unfinished)
-        assert not end(request_id), "a request was ended twice"
-        if request_id in self.unfinished:
-            del self.unfinished[request_id]
-            assert self.core.has_work, "its final output would never be told"
+        """Abort a request, or finish it; of one that has samples, finish one."""
+        shadow = self.shadows[request_id]
+        name = shadow.group or request_id
+        rows = [row for row in self.shadows if row.split("#")[0] == name]
+        ended = [request_id] if as_stop else [row for row in rows if row in self.unfinished]
+
+        def end() -> bool:
+            return self.core.finish(name, shadow.branch) if as_stop else self.core.abort(name)
+
+        was_open = request_id in self.unfinished if as_stop else bool(ended)
+        assert end() is was_open
+        assert not end(), "a request was ended twice"
+        for row in rows:
+            self.shadows[row].was_touched = True
+        for row in ended if was_open else []:
+            del self.unfinished[row]
+        assert not was_open or self.core.has_work, "its final output would never be told"
         self.check()
 
     def drain(self, max_steps: int = 5000) -> None:
@@ -175,7 +269,8 @@ class Harness:
         assert all(shadow.final is not None for shadow in self.shadows.values()), "a request has no final output"
         status = self.core.status()
         assert (status.used_blocks, status.running, status.waiting, status.internal_waste_tokens) == (0, 0, 0, 0)
-        assert sum(status.finished.values()) == len(self.shadows)
+        assert sum(status.finished.values()) == self.num_answers
+        assert status.branch_saved_blocks == 0
 
     def empty(self) -> None:
         """Drain, and take everything that was counted as available."""
@@ -196,15 +291,35 @@ class Harness:
         result = self.executor.execute(plan)
         self.num_plan_tokens += plan.num_tokens
         for row in plan.rows:
-            shadow = self.shadows[row.request_id]
-            shadow.num_run += len(row.token_ids)
-            text, prefix = [*shadow.prompt, *shadow.output], 0
+            self._check_writer(row)
+            if row.request_id in self.shadows:
+                self.shadows[row.request_id].num_run += len(row.token_ids)
+            shadow = self.shadows[row.request_id.split("#")[0]]
+            text, prefix = self._text_of(row.request_id), 0
             for token in text[: row.start + len(row.token_ids)]:
                 prefix = extend_hash(prefix, token)
                 self.computed.add((shadow.namespace, prefix))
-        for request_id in plan.preempted:
-            self.shadows[request_id].preemptions += 1
+        self.num_preempted += len(plan.preempted)
+        for name, shadow in self.shadows.items():
+            shadow.preemptions += (shadow.group or name) in plan.preempted
         return result
+
+    def _text_of(self, row_id: str) -> list[int]:
+        """The tokens that a row's request has now. What a beam has only the core knows, until its search ends."""
+        shadow = self.shadows.get(row_id)
+        if shadow is None or shadow.params.use_beam_search:
+            return next(
+                request for request in self.scheduler.running if request.request_id == row_id
+            ).token_ids.tolist()
+        return [*shadow.prompt, *shadow.output]
+
+    def _check_writer(self, row: Row) -> None:
+        """Blocks that are written are held by their writer alone, and nobody can hit them."""
+        size, indexed = self.spec.block_size, {block for node in self.blocks.tree.nodes() for block in node.block_ids}
+        for table in row.block_tables:
+            for block in table[row.start // size : -(-(row.start + len(row.token_ids)) // size)]:
+                assert self.blocks.pool.ref_count[block] == 1, f"{row.request_id} writes block {block} that others hold"
+                assert block not in indexed, f"{row.request_id} writes block {block} that can be hit"
 
     def _check_admissions(self) -> None:
         """What a request found in the cache was computed before this step, for its own namespace."""
@@ -212,8 +327,8 @@ class Harness:
             if isinstance(event, events.StepStarted):
                 return
             if isinstance(event, events.RequestAdmitted):
-                shadow, prefix = self.shadows[event.request_id], 0
-                text = [*shadow.prompt, *shadow.output]
+                shadow, prefix = self.shadows[event.request_id.split("#")[0]], 0
+                text = self._text_of(event.request_id)
                 assert event.num_matched_tokens < len(text), "the last token must run"
                 for token in text[: event.num_matched_tokens]:
                     prefix = extend_hash(prefix, token)
@@ -221,6 +336,11 @@ class Harness:
 
     def _take(self, output: RequestOutput) -> None:
         shadow = self.shadows[output.request_id]
+        if shadow.params.use_beam_search:
+            self._take_beam(shadow, output)
+            return
+        name = f"{output.request_id}#{output.branch}" if output.branch else output.request_id
+        shadow = self.shadows[name]
         assert shadow.final is None, f"{output.request_id} got an output after its final one"
         if output.token is not None:
             shadow.output.append(output.token.token_id)
@@ -230,16 +350,42 @@ class Harness:
         if output.finish_reason is None:
             return
         shadow.final = output
-        self.unfinished.pop(output.request_id, None)
-        text, reason = shadow.reference()
+        self.unfinished.pop(name, None)
+        if shadow.group is not None:
+            others = [row for row in self.shadows if row.split("#")[0] == shadow.group]
+            assert output.open_branches == sum(self.shadows[row].final is None for row in others)
+        text, reason = shadow.reference(self.vocab_size)
         if output.token is None:
             assert shadow.output == text[: len(shadow.output)], f"{output.request_id}: wrong text"
             assert (output.finish_reason == "error") is (output.error is not None)
             return
         assert (shadow.output, output.finish_reason) == (text, reason), f"{output.request_id}: wrong text or end"
+        if (
+            shadow.group is not None
+            and not shadow.preemptions
+            and not shadow.was_touched
+            and self.config.enable_kv_cache
+        ):
+            stored = len(shadow.output) - 1 + (0 if shadow.branch else len(shadow.prompt) - output.num_cached_tokens)
+            assert shadow.num_run == stored, f"{name}: the prompt was computed for a second branch"
         if not shadow.preemptions and not shadow.is_branch and self.config.enable_kv_cache:
             stored = len(shadow.prompt) + len(shadow.output) - 1
             assert output.num_cached_tokens + shadow.num_run == stored, f"{output.request_id}: its ledger is wrong"
+
+    def _take_beam(self, shadow: Shadow, output: RequestOutput) -> None:
+        assert output.finish_reason is not None, "a search tells something before its end"
+        assert len(shadow.finals) == output.branch < shadow.params.n
+        assert output.open_branches == shadow.params.n - 1 - output.branch
+        shadow.finals.append(output)
+        shadow.final = output
+        self.unfinished.pop(output.request_id, None)
+        if output.finish_reason in ("abort", "error") or not output.token_ids:
+            assert output.token_ids == ()
+            assert (output.finish_reason == "error") is (output.error is not None)
+            return
+        expected = shadow.reference_beams(self.vocab_size)[output.branch]
+        found = Hypothesis(output.token_ids, output.score or 0.0, output.finish_reason)
+        assert found == expected, f"{output.request_id}: another beam"
 
     def _hear(self, event: events.Event) -> None:
         self.events.append(event)
@@ -270,9 +416,20 @@ class Harness:
         assert counted == self.num_plan_tokens == self.executor.num_processed_tokens == status.processed_tokens
         assert status.hit_tokens == self.num_hit_tokens
         assert status.copies == self.executor.num_copies, "copies counted are not copies made"
-        assert status.running + status.waiting == len(self.unfinished)
-        assert status.preemptions == sum(shadow.preemptions for shadow in self.shadows.values())
+        running = {request.request_id.split("#")[0] for request in self.scheduler.running}
+        assert len(running) + status.waiting == len(self._open_requests())
+        assert status.preemptions == self.num_preempted
+        assert status.branch_saved_blocks == self._count_saved()
         assert status.hit_tokens <= status.queries_tokens
+
+    def _count_saved(self) -> int:
+        saved, names = 0, {r.group.request_id for r in self.scheduler.running if r.group is not None}
+        for name in names:
+            tables = [
+                t for r in self.scheduler.running if r.group and r.group.request_id == name for t in r.block_tables
+            ]
+            saved += sum(map(len, tables)) - len({block for table in tables for block in table})
+        return saved
 
     def check_structure(self) -> None:
         pool, tree, running = self.blocks.pool, self.blocks.tree, self.scheduler.running
@@ -325,6 +482,35 @@ def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
             harness.fork(rng.choice(harness.scheduler.running).request_id, rng.randrange(1, 12))
         elif action < 0.57 and harness.scheduler.running:
             harness.executor.fail_next[rng.choice(harness.scheduler.running).request_id] = "told to fail"
+        elif harness.core.has_work:
+            harness.step()
+    harness.executor.fail_next.clear()
+    harness.empty()
+
+
+def branch_storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
+    """As `storm`, most requests having several branches."""
+    shared = [[rng.randrange(3) for _ in range(24)] for _ in range(2)]
+    for _ in range(num_actions):
+        action = rng.random()
+        prompt = rng.choice(shared)[: rng.randrange(25)] + [rng.randrange(3) for _ in range(rng.randrange(1, 6))]
+        eos, max_tokens, priority = rng.choice([(), (0,)]), rng.randrange(1, 12), rng.choice([0, 0, 0, -1])
+        if action < 0.15:
+            harness.add_branches(prompt, max_tokens, width=rng.randrange(2, 5), eos=eos, priority=priority)
+        elif action < 0.3:
+            width = rng.randrange(1, 5)
+            early, penalty = rng.choice([True, False, "never"]), rng.choice([0.0, 1.0, 2.0, -1.0])
+            about = {"n": rng.randrange(1, width + 1), "early_stopping": early, "length_penalty": penalty}
+            about["min_tokens"] = rng.choice([0, 0, 2 if max_tokens > 2 else 0])
+            harness.add_branches(
+                prompt, max_tokens, width=width, use_beam_search=True, eos=eos, priority=priority, **about
+            )
+        elif action < 0.35:
+            harness.add(prompt, max_tokens, eos=eos, priority=priority)
+        elif action < 0.42 and harness.unfinished:
+            harness.end(rng.choice(list(harness.unfinished)), as_stop=rng.random() < 0.6)
+        elif action < 0.44 and harness.unfinished:
+            harness.executor.fail_next[rng.choice(list(harness.unfinished))] = "told to fail"
         elif harness.core.has_work:
             harness.step()
     harness.executor.fail_next.clear()

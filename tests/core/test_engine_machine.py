@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.core.core_harness import VOCAB_SIZE, Harness, storm
+from tests.core.core_harness import VOCAB_SIZE, Harness, branch_storm, storm
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
 # Prompts share prefixes: twins and tails that part inside a block are where caches break.
@@ -30,8 +30,9 @@ class EngineMachine(RuleBasedStateMachine):
         more_budget=st.integers(0, 16),
         num_groups=st.sampled_from([1, 1, 2]),
         switches=st.sampled_from(SWITCHES),
+        vocab_size=st.sampled_from([VOCAB_SIZE, VOCAB_SIZE, 10]),  # a search needs some to choose from
     )
-    def start(self, block_size, num_blocks, seats, more_budget, num_groups, switches):
+    def start(self, block_size, num_blocks, seats, more_budget, num_groups, switches, vocab_size):
         prefix_caching, kv_cache, token_exact = switches
         self.harness = Harness(
             block_size=block_size,
@@ -42,6 +43,42 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             kv_cache=kv_cache,
             token_exact=token_exact,
+            vocab_size=vocab_size,
+        )
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 10),
+        width=st.integers(2, 4),
+        eos=st.sampled_from([(), (0,)]),
+        priority=st.sampled_from([0, 0, -1]),
+        penalty=st.sampled_from([1.0, 1.0, 1.1]),
+    )
+    def add_samples(self, prompt, max_tokens, width, eos, priority, penalty):
+        self.harness.add_branches(
+            prompt, max_tokens, width=width, eos=eos, priority=priority, repetition_penalty=penalty
+        )
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 10),
+        width=st.integers(1, 4),
+        eos=st.sampled_from([(), (0,)]),
+        min_tokens=st.integers(0, 2),
+        early_stopping=st.sampled_from([True, False, "never"]),
+        length_penalty=st.sampled_from([1.0, 0.0, -1.0, 2.0]),
+    )
+    def add_search(self, prompt, max_tokens, width, eos, min_tokens, early_stopping, length_penalty):
+        self.harness.add_branches(
+            prompt,
+            max_tokens,
+            width=width,
+            eos=eos,
+            use_beam_search=True,
+            n=(width + 1) // 2,
+            min_tokens=min(min_tokens, max_tokens),
+            early_stopping=early_stopping,
+            length_penalty=length_penalty,
         )
 
     @rule(
@@ -79,7 +116,9 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.harness.unfinished)
     @rule(data=st.data(), max_tokens=st.integers(1, 10))
     def fork(self, data, max_tokens):
-        self.harness.fork(data.draw(st.sampled_from(sorted(self.harness.unfinished))), max_tokens)
+        single = [name for name in sorted(self.harness.unfinished) if self.harness.shadows[name].group is None]
+        if single:
+            self.harness.fork(data.draw(st.sampled_from(single)), max_tokens)
 
     @precondition(lambda self: self.harness.unfinished)
     @rule(data=st.data())
@@ -122,3 +161,25 @@ def test_storms(seed: int) -> None:
             token_exact=rng.random() < 0.9,
         )
         storm(harness, rng, 60)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.large) for seed in range(2, 40))])
+def test_branch_storms(seed: int) -> None:
+    rng = random.Random(seed)
+    num_preemptions = 0
+    for _ in range(40):
+        seats = rng.randrange(1, 7)
+        harness = Harness(
+            block_size=rng.choice([1, 2, 4, 8]),
+            num_blocks=rng.randrange(6, 30),
+            budget=seats + rng.randrange(20),
+            seats=seats,
+            num_groups=rng.choice([1, 1, 2]),
+            prefix_caching=rng.random() < 0.8,
+            kv_cache=rng.random() < 0.9,
+            token_exact=rng.random() < 0.9,
+            vocab_size=rng.choice([VOCAB_SIZE, 12]),
+        )
+        branch_storm(harness, rng, 80)
+        num_preemptions += harness.num_preempted
+    assert num_preemptions

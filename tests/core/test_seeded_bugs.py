@@ -14,8 +14,10 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.block_pool import BlockPool
 from octavo.core.engine_core import EngineCore
 from octavo.core.prefix_waits import PrefixWaits
+from octavo.core.progress import Progress
 from octavo.core.radix_tree import RadixTree
 from octavo.core.request import Request, RequestStatus
+from octavo.core.running import Running
 from octavo.core.scheduler import Scheduler
 from octavo.core.status import Counters
 from octavo.core.step_draft import StepDraft
@@ -204,20 +206,20 @@ def branch_holds_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @bug
 def abort_forgets_the_blocks(patch: pytest.MonkeyPatch) -> None:
-    leave = Scheduler._leave_running
+    leave = Running.leave
 
-    def forget(self: Scheduler, request: Request) -> None:
+    def forget(self: Running, request: Request) -> None:
         if request.finish_reason == "abort":
-            self._running.remove(request)
+            self.requests.remove(request)
         else:
             leave(self, request)
 
-    patch.setattr(Scheduler, "_leave_running", forget)
+    patch.setattr(Running, "leave", forget)
 
 
 @bug
 def aborted_request_gets_no_answer(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scheduler, "take_ended", lambda self: self._ended.clear() or [])
+    patch.setattr(Progress, "take_ended", lambda self: self._ended.clear() or [])
 
 
 @bug
@@ -254,13 +256,13 @@ def preempted_request_keeps_its_place(patch: pytest.MonkeyPatch) -> None:
 
 @bug
 def preempted_request_still_runs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepDraft, "take_back", lambda self, request: self.preempted.append(request.request_id))
+    patch.setattr(StepDraft, "take_back", lambda self, request_id, branches: self.preempted.append(request_id))
 
 
 @bug
 def the_first_is_preempted(patch: pytest.MonkeyPatch) -> None:
     preempt = Scheduler._preempt
-    patch.setattr(Scheduler, "_preempt", lambda self, request, draft: preempt(self, self._running[0], draft))
+    patch.setattr(Scheduler, "_preempt", lambda self, request, draft: preempt(self, self._running.requests[0], draft))
 
 
 @bug
@@ -317,15 +319,15 @@ def recomputation_counts_as_computed(patch: pytest.MonkeyPatch) -> None:
 
 @bug
 def failed_row_is_committed(patch: pytest.MonkeyPatch) -> None:
-    finish = Scheduler._finish
+    stop = Progress._stop
 
-    def commit_first(self: Scheduler, request: Request, finish_reason: str, **kwargs: object) -> object:
+    def commit_first(self: Progress, request: Request, finish_reason: str) -> None:
         if finish_reason == "error" and request.status is RequestStatus.RUNNING:
-            request.num_computed_tokens = len(request.block_tables[0]) * self.blocks.block_size
-            self.blocks.commit(request)
-        return finish(self, request, finish_reason, **kwargs)  # type: ignore[arg-type]
+            request.num_computed_tokens = len(request.block_tables[0]) * self._blocks.block_size
+            self._blocks.commit(request)
+        stop(self, request, finish_reason)
 
-    patch.setattr(Scheduler, "_finish", commit_first)
+    patch.setattr(Progress, "_stop", commit_first)
 
 
 @pytest.mark.parametrize("name", BUGS)

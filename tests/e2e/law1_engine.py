@@ -22,6 +22,7 @@ from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
+from octavo.executor.batch import is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
@@ -109,11 +110,17 @@ class Engine:
                 self.storage.fill_block_with_nan(copy.target)
         result = self.inner.execute(plan)
         self.plans.append(plan)
-        sampling = [row.request_id for row in plan.rows if row.sample is not None]
-        assert self.recorder.logits is not None
-        assert len(sampling) == len(self.recorder.logits)
-        for request_id, logits in zip(sampling, self.recorder.logits, strict=True):
-            self.answers[request_id].logits.append(logits.copy())
+        logits = self.recorder.logits
+        assert logits is not None
+        index = 0
+        for row in plan.rows:
+            index += num_scored(row)
+            if is_sampled(row):
+                names = [row.request_id] if row.sample is not None else []
+                for name in (*names, *(branch.request_id for branch in row.branch_samples)):
+                    self.answers[name].logits.append(logits[index].copy())
+                index += 1
+        assert index == len(logits)
         return result
 
     def add(self, name: str, prompt: Ids, params: SamplingParams = GREEDY, *, seed: int = 0, priority: int = 0) -> None:
@@ -121,7 +128,9 @@ class Engine:
 
     def step(self) -> None:
         for output in self.core.step():
-            answer = self.answers[output.request_id]
+            answer = self.answers[f"{output.request_id}#{output.branch}" if output.branch else output.request_id]
+            if output.token_ids:
+                answer.token_ids = list(output.token_ids)
             if output.token is not None:
                 answer.token_ids.append(output.token.token_id)
             if output.finish_reason is not None:
@@ -139,7 +148,8 @@ class Engine:
         planned = sum(plan.num_tokens for plan in self.plans)
         assert status.processed_tokens == planned
         assert status.computed_tokens + status.recomputed_tokens + status.failed_tokens == planned
-        assert all(answer.num_finals == 1 for answer in self.answers.values())
+        assert all(answer.num_finals == 1 for answer in self.answers.values() if answer.final is not None)
+        assert all(answer.final is not None for name, answer in self.answers.items() if "#" not in name)
 
     def ask(self, name: str, prompt: Ids, params: SamplingParams = GREEDY, *, seed: int = 0) -> Answer:
         """Run one request, and whatever else is there, to the end."""

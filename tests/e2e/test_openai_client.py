@@ -2,71 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.config import EngineConfig
-from octavo.executor.config import ExecutorConfig
-from octavo.llm import SchedulerOptions, load
-from octavo.server.config import ServerConfig
-from octavo.server.run import HttpServer, bind_socket
-from octavo.server.served_model import ServedModel
+from octavo.core.seeds import branch_seed
+from tests.e2e.background_server import MODEL, BackgroundServer, kv_status
 
-MODEL = "smollm2"
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
-
-
-class BackgroundServer:
-    """The server in a thread of its own, so that the client may block as it does in life."""
-
-    def __init__(self, path: Path) -> None:
-        loaded = load(
-            str(path),
-            scheduler=SchedulerOptions(max_model_len=1024),
-            executor=ExecutorConfig(kv_cache_memory=96 << 20, threads=2),
-        )
-        self.engine = AsyncEngine(loaded.core, loaded.tokenizer, EngineConfig(eos_token_ids=loaded.eos_token_ids))
-        info = ServedModel(
-            names=(MODEL,),
-            max_model_len=loaded.max_model_len,
-            max_request_tokens=min(loaded.max_model_len, loaded.plan.kv_tokens),
-            vocab_size=loaded.vocab_size,
-            chat_template=loaded.chat_template,
-            default_sampling=loaded.default_sampling,
-        )
-        self._info = info
-        self._ready = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: HttpServer | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-
-    def start(self) -> str:
-        self._thread.start()
-        assert self._ready.wait(60)
-        assert self._server is not None
-        return self._server.address
-
-    def stop(self) -> None:
-        assert self._loop is not None
-        assert self._server is not None
-        self._loop.call_soon_threadsafe(self._server.stop, "the end of the tests")
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-
-    async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        config = ServerConfig(port=0, shutdown_timeout_s=0)
-        self._server = HttpServer(self.engine, self._info, config, bind_socket("127.0.0.1", 0))
-        await self._server.run(lambda _: self._ready.set())
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +29,6 @@ def address(smollm2_path: Path) -> Iterator[str]:
 def client(address: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0, timeout=120) as made:
         yield made
-
-
-def kv_status(address: str) -> dict[str, Any]:
-    return dict(httpx.get(f"{address}/v1/kv/status", timeout=60).json())
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -196,6 +139,80 @@ def test_extras_of_open_engines(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 4
 
 
+def test_n_whole_and_streamed_in_a_chat(client: openai.OpenAI) -> None:
+    common: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "seed": 5, "temperature": 1, "max_tokens": 12}
+    whole = client.chat.completions.create(**common, n=3)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    streamed, usage = ["", "", ""], None
+    for chunk in client.chat.completions.create(**common, n=3, stream=True, stream_options={"include_usage": True}):
+        for part in chunk.choices:
+            streamed[part.index] += part.delta.content or ""
+        usage = chunk.usage or usage
+    assert streamed == texts
+    alone = client.chat.completions.create(**{**common, "seed": branch_seed(5, 2)})
+    assert alone.choices[0].message.content == texts[2]
+    assert whole.usage is not None
+    assert usage is not None
+    assert alone.usage is not None
+    assert usage.prompt_tokens == whole.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert usage.completion_tokens == whole.usage.completion_tokens > alone.usage.completion_tokens
+
+
+def test_best_of(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="Once upon a time", seed=1, temperature=1, max_tokens=8, n=2, best_of=4, logprobs=0
+    )
+    sums = [sum(choice.logprobs.token_logprobs or []) for choice in answer.choices if choice.logprobs]  # type: ignore[arg-type]
+    scores = [choice.octavo["score"] for choice in answer.choices]  # type: ignore[attr-defined]
+    assert scores == pytest.approx(sums)
+    assert scores[0] >= scores[1]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 32
+
+
+def test_beam_search_finds_what_is_at_least_as_likely_as_the_greedy_text(client: openai.OpenAI) -> None:
+    common: dict[str, Any] = {"model": MODEL, "prompt": "The capital of France is", "max_tokens": 8}
+    beams: dict[str, Any] = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.0}
+    found = client.completions.create(**common, n=4, extra_body=beams)
+    scores = [choice.octavo["score"] for choice in found.choices]  # type: ignore[attr-defined]
+    assert scores == sorted(scores, reverse=True)
+    assert len({choice.text for choice in found.choices}) == 4
+    greedy = client.completions.create(**common, temperature=0, logprobs=0).choices[0]
+    assert greedy.logprobs is not None
+    assert scores[0] >= sum(greedy.logprobs.token_logprobs or []) - 1e-3
+    assert "Paris" in found.choices[0].text
+
+
+def test_echo_with_logprobs(client: openai.OpenAI) -> None:
+    prompt = "Zoë says: one, two, three, four"
+    common: dict[str, Any] = {"model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": 4, "logprobs": 1}
+    client.completions.create(**common)
+    answer = client.completions.create(**common, echo=True)
+    streamed = list(client.completions.create(**common, echo=True, stream=True))
+    plain = client.completions.create(**common)
+    (choice,) = answer.choices
+    scores, tail = choice.logprobs, plain.choices[0].logprobs
+    assert answer.usage is not None
+    assert scores is not None
+    assert tail is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+    assert choice.text == prompt + plain.choices[0].text == "".join(chunk.choices[0].text for chunk in streamed)
+    assert scores.tokens is not None
+    assert scores.token_logprobs is not None
+    assert tail.token_logprobs is not None
+    assert scores.text_offset is not None
+    assert scores.token_logprobs[0] is None
+    assert scores.token_logprobs[answer.usage.prompt_tokens :] == tail.token_logprobs
+    assert all(logprob <= 0 for logprob in scores.token_logprobs[1:])
+    for offset, token in zip(scores.text_offset, scores.tokens, strict=True):
+        assert token.startswith("bytes:") or choice.text[offset:].startswith(token)
+    joined = [one for chunk in streamed for one in chunk.choices[0].logprobs.token_logprobs or []]  # type: ignore[union-attr]
+    assert joined == scores.token_logprobs
+
+
 def test_cancelling_a_stream_frees_its_blocks(client: openai.OpenAI, address: str) -> None:
     stream = client.completions.create(
         model=MODEL, prompt="Count:", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
@@ -212,9 +229,15 @@ def test_cancelling_a_stream_frees_its_blocks(client: openai.OpenAI, address: st
 def test_errors_reach_the_client_as_its_own_kinds(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="smollm2"):
         client.completions.create(model="gpt-4", prompt="x")
-    with pytest.raises(openai.BadRequestError, match="n is not supported") as caught:
-        client.completions.create(model=MODEL, prompt="x", n=2)
-    assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError, match="suffix is not supported") as caught:
+        client.completions.create(model=MODEL, prompt="x", suffix="y")
+    assert (caught.value.param, caught.value.code) == ("suffix", "unsupported_parameter")
+    with pytest.raises(openai.BadRequestError, match="at most 64 requests run at once") as caught:
+        client.completions.create(model=MODEL, prompt="x", n=65)
+    assert (caught.value.param, caught.value.code) == ("n", "invalid_value")
+    with pytest.raises(openai.BadRequestError, match="best_of 4 above n 2") as caught:
+        client.completions.create(model=MODEL, prompt="x", n=2, best_of=4, stream=True)
+    assert (caught.value.param, caught.value.code) == ("stream", "invalid_value")
     with pytest.raises(openai.BadRequestError, match="context of 1024 tokens") as caught:
         client.completions.create(model=MODEL, prompt="x", max_tokens=5000)
     assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")

@@ -30,6 +30,7 @@ from tests.engine.engine_case import (
     checking_executor,
     new_core,
     new_engine,
+    text_of,
     tiny_tokenizer,
     tokens_of,
 )
@@ -109,6 +110,38 @@ def test_stop_strings(
     params = SamplingParams(max_tokens=64, stop=stop, include_stop_str_in_output=include)
     answer = run(engine, whole(engine, params))
     assert (answer.text, answer.finish_reason, answer.stop_reason) == (text, "stop", reason)
+
+
+@pytest.mark.parametrize("every_token", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "include", "scored"),
+    [
+        (("world",), False, "Hello, "),
+        (("world",), True, "Hello, world"),
+        (("lo, ", "xyz"), False, "Hel"),
+        (("Hello, world.!",), False, "Hello, world."),  # held back to the end, and then sent
+    ],
+)
+def test_the_tokens_that_are_scored_are_those_of_the_text(
+    tokenizer: Tokenizer, stop: tuple[str, ...], include: bool, scored: str, every_token: bool
+) -> None:
+    engine = new_engine(tokenizer, SayingExecutor())
+    params = SamplingParams(max_tokens=64, stop=stop, include_stop_str_in_output=include, logprobs=0)
+
+    async def work() -> list[GenerationDelta]:
+        generation = await engine.submit([GenerationRequest("a", PROMPT, params, every_token=every_token)])
+        deltas = []
+        while not generation.finished:
+            deltas += [delta for _, delta in await generation.take()]
+        return deltas
+
+    deltas = run(engine, work())
+    answer = merge_deltas(deltas)
+    assert answer.text == scored
+    assert text_of([one.sampled.token_id for one in answer.scored_tokens]) == scored
+    assert [one.text_offset for one in answer.scored_tokens] == list(range(len(scored)))
+    for delta in deltas:  # one byte, one token: each comes with its text
+        assert text_of([one.sampled.token_id for one in delta.scored_tokens]) == delta.text
 
 
 def test_stop_string_frees_the_request_in_the_core(tokenizer: Tokenizer) -> None:
@@ -345,6 +378,9 @@ def test_a_failure_ends_every_request_once_and_marks_the_engine(
         status = await engine.status()
         assert (status.state, engine.state) == ("failed", "failed")
         assert dict(status.finished)["error"] == 12
+        core = status.core
+        assert (core.running, core.waiting, core.used_blocks) == (0, 0, 0)
+        assert dict(core.finished)["error"] == 12
         with pytest.raises(EngineStoppedError):
             await engine.reset_prefix_cache()
         return finals

@@ -140,7 +140,8 @@ def test_shutdown_amid_it_answers_everybody(tokenizer: Tokenizer, seed: int) -> 
         ]
         generation = await engine.submit(requests)
         for _ in range(draw.randrange(50)):
-            await generation.take()
+            if not generation.finished:  # a reader that falls behind gets many steps at once
+                await generation.take()
         aborted = await engine.shutdown(0, "for the test")
         finals: dict[int, str] = {}
         while not generation.finished:

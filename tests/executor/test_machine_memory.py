@@ -115,6 +115,17 @@ def test_the_default_budget() -> None:
     assert memory.default_budget_bytes(16 * GIB, 10 * GIB) == 8 * GIB  # within the half
 
 
+def test_what_cannot_be_held_is_refused_before_it_is_loaded() -> None:
+    memory.check_before_loading(60, None, 60)
+    memory.check_before_loading(60, 40, 100)
+    with pytest.raises(MemoryBudgetError, match=r"weights need 61 bytes, but 60 bytes .*; take a smaller model"):
+        memory.check_before_loading(61, 1, 60)
+    with pytest.raises(
+        MemoryBudgetError, match=r"given 41 bytes .*weights need 60, but 100 .*--kv-cache-memory to at most 40"
+    ):
+        memory.check_before_loading(60, 41, 100)
+
+
 def test_a_budget_that_the_machine_does_not_have_is_refused() -> None:
     memory.check_budget(100, 100)
     with pytest.raises(MemoryBudgetError, match=r"101 bytes.* 100 bytes.*--kv-cache-memory"):

@@ -260,11 +260,19 @@ def test_a_cache_that_cannot_be_written(index: Index, tmp_path: Path) -> None:
         resolve(index, tmp_path / "file")
 
 
-def test_the_default_cache_is_where_the_platform_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert hub.default_cache_dir() == tmp_path / "octavo"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert hub.default_cache_dir() == Path.home() / ".cache" / "octavo"
+def test_what_cannot_be_run_is_told_without_fetching_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.check_runnable("smollm2")
+    hub.check_runnable("org/name")
+    with pytest.raises(
+        ModelError, match=r"gemma3-270m cannot be run: architecture 'Gemma3ForCausalLM' .*not supported yet"
+    ):
+        hub.check_runnable("gemma3-270m")
+    monkeypatch.chdir(tmp_path)
+    Path("gemma3-270m").mkdir()  # what is on the disk comes first, and may be something else
+    hub.check_runnable("gemma3-270m")
+    entries = {entry.name: entry.about for entry in hub.list_models(tmp_path)}
+    assert "cannot be run yet" in entries["gemma3-270m"]
+    assert "cannot" not in entries["smollm2"]
 
 
 def test_what_is_on_the_disk_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

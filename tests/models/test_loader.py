@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import ConfigError, MemoryBudgetError, ModelError
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, PackedLinear
 from octavo.kernels.reference import ReferenceLinear, ReferenceOps
 from octavo.models.loader import load_model, open_model, resolve_weights_dtype
@@ -233,6 +234,29 @@ def test_weights_bytes_are_those_packed(tmp_path: Path) -> None:
     model = load_model(source, ops, "f32")
     norm_bytes = sum(header.num_bytes for header in source.weights.file.tensors.values() if len(header.shape) == 1)
     assert model.weights_bytes == ops.num_bytes + norm_bytes
+
+
+@pytest.mark.parametrize("family", ["llama2", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_headers_tell_how_many_bytes_the_weights_will_take(tmp_path: Path, family: str, dtype: str) -> None:
+    source = open_model(make_tiny_model(tmp_path, family))
+    loaded = load_model(source, NativeOps(1), dtype).weights_bytes
+    assert 0.9 * loaded <= source.weights_bytes(dtype) <= loaded
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_a_file_that_is_cut_after_it_was_opened_is_told(tmp_path: Path, kind: str) -> None:
+    if kind == "gguf":
+        path = file = tmp_path / "a.gguf"
+        make_tiny_gguf(file, "qwen2", "Q8_0")
+    else:
+        path = make_tiny_model(tmp_path / "model", "llama2")
+        file = path / "model.safetensors"
+    source = open_model(path)
+    with file.open("r+b") as cut:
+        cut.truncate(1000)
+    with pytest.raises(ModelError, match=r"has become shorter while it was read .* load it again"):
+        load_model(source, CountingOps(), "f32")
 
 
 def test_no_memory_is_one_sentence(directory: Path) -> None:

@@ -68,6 +68,7 @@ def make_index(folder: Path) -> Index:
         name="tiny",
         about="a model for tests",
         licence="Apache-2.0",
+        architecture="LlamaForCausalLM",
         file_name="tiny.gguf",
         size_bytes=len(MODEL),
         sha256=hashlib.sha256(MODEL).hexdigest(),

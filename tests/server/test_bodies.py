@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from octavo.engine.tokenizer import Tokenizer
 from octavo.server.config import ServerConfig
 from octavo.server.fields import ChatFields, CommonFields, CompletionFields
+from octavo.testing.checking_executor import CheckingExecutor
+from tests.engine.engine_case import BLOCK_SIZE, VOCAB_SIZE
 from tests.server.http_case import run, served
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/kv/reset"]
@@ -55,7 +58,8 @@ BODIES = st.fixed_dictionaries(
 @given(st.lists(st.tuples(st.sampled_from(PATHS), BODIES), min_size=10, max_size=10))
 def test_fuzzed_fields_never_give_500(tokenizer: Tokenizer, calls: list[tuple[str, dict[str, Any]]]) -> None:
     async def work() -> None:
-        async with served(tokenizer) as server:
+        executor = CheckingExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE, keep_plans=False)  # it scores any prompt
+        async with served(tokenizer, executor) as server:
             for path, body in calls:
                 answer = await server.http.post(path, content=json.dumps(body))
                 assert answer.status_code in (200, 400, 404), (path, body, answer.text)
@@ -103,6 +107,23 @@ def test_broken_bodies(tokenizer: Tokenizer, body: bytes, words: str) -> None:
             answer = await server.http.post("/v1/completions", content=body)
             assert answer.status_code == 400, answer.text
             assert words in answer.json()["error"]["message"]
+
+    run(work)
+
+
+def test_a_body_that_does_not_come_is_408(tokenizer: Tokenizer) -> None:
+    async def chunks() -> Any:
+        yield b'{"prompt": '
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with served(tokenizer, config=ServerConfig(body_timeout_s=0.2)) as server:
+            answer = await server.http.post("/v1/completions", content=chunks())
+            assert answer.status_code == 408
+            assert answer.headers["connection"] == "close"
+            assert answer.json()["error"]["code"] == "body_timeout"
+            assert "within 0.2 s" in answer.json()["error"]["message"]
+            await server.complete()
 
     run(work)
 

@@ -185,6 +185,18 @@ def test_a_model_without_a_template_says_so(tokenizer: Tokenizer) -> None:
     run(work)
 
 
+def test_a_model_whose_template_is_broken_says_how(tokenizer: Tokenizer) -> None:
+    async def work() -> None:
+        info = model_info(chat_template=None, chat_error="the chat template is broken at line 3")
+        async with served(tokenizer, info=info) as server:
+            answer = await server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].startswith("the chat template is broken at line 3")
+            await server.complete()
+
+    run(work)
+
+
 def test_too_many_messages(tokenizer: Tokenizer) -> None:
     async def work() -> None:
         async with served(tokenizer, config=ServerConfig(max_messages=2)) as server:

@@ -238,7 +238,8 @@ def test_health_tells_a_failed_engine(tokenizer: Tokenizer, caplog: pytest.LogCa
             assert "on fire" in health.json()["reason"]
             later = await server.post("/v1/completions", {"prompt": "x"})
             assert (later.status_code, later.json()["error"]["code"]) == (503, "engine_stopped")
-            assert (await server.kv())["state"] == "failed"
+            kv = await server.kv()
+            assert (kv["state"], kv["running"], kv["waiting"], kv["used_blocks"]) == ("failed", 0, 0, 0)
             assert (await scrape(server))["octavo_engine_up", frozenset()] == 0
 
     run(work)

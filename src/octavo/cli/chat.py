@@ -23,18 +23,24 @@ if TYPE_CHECKING:
 HELP = """\
 /help          this
 /stats         for each turn: prompt tokens, those of them that the cache answered, speed; then the cache itself
+/back [N]      take the last turn back, or the last N
+/branch        list the turns and the branches of the conversation
+/branch N [NAME]
+               go on behind turn N in a new branch; what was said since stays in the old one
+/switch NAME   go on in another branch
 /reset         forget the conversation
 /system TEXT   start over with TEXT as the system prompt; without TEXT, show it
 /quit          leave (as Ctrl-D does)
 Ctrl-C         stop the answer
 A line that ends with \\ goes on in the next; \"\"\" begins and ends a text of several lines."""
+OF_SEVERAL_ANSWERS = ("n", "best_of", "length_penalty", "early_stopping")  # a chat has one at a time
 
 
 @click.command()
 @model_argument
 @click.option("--system", default="", help="The system prompt.", metavar="TEXT")
 @model_flags
-@flags_of(SamplingParams, unset=True)
+@flags_of(SamplingParams, unset=True, without=OF_SEVERAL_ANSWERS)
 def chat(model: str, system: str, **values: Any) -> None:
     """Talk with MODEL. The history of the conversation stays in the KV cache: only what is new is computed.
 
@@ -88,6 +94,14 @@ class Chat:
                 return HELP
             case "/stats":
                 return "\n".join([*self._talk.stats(), cache_line(self._session.status().core)])
+            case "/back":
+                return self._talk.back(rest.strip() or "1")
+            case "/branch" if rest.strip():
+                return self._talk.branch(*rest.split(maxsplit=1))
+            case "/branch":
+                return "\n".join(self._talk.outline())
+            case "/switch":
+                return self._talk.switch(rest.strip())
             case "/reset":
                 self._talk.start_over()
                 return "the conversation starts over"
@@ -106,7 +120,7 @@ class Chat:
             params = self._opened.sampling_params(self._sampling, len(prompt))
             (answer,) = self._session.answer([prompt], [params], lambda _, text: click.echo(text, nl=False))
         except InvalidRequestError as error:
-            click.echo(f"octavo: {error} (/reset starts over)", err=True)
+            click.echo(f"octavo: {error} (/back takes a turn back, /reset starts over)", err=True)
             return
         click.echo(" [stopped]" if answer.was_interrupted else "")
         if answer.error:

@@ -10,13 +10,17 @@ import shutil
 from pathlib import Path
 
 CACHE_VARIABLE = "OCTAVO_CACHE"
+PLATFORM_CACHE_VARIABLE = "XDG_CACHE_HOME"
 API_KEY_VARIABLE = "OCTAVO_API_KEY"
 
 
 def cache_dir() -> Path | None:
-    """Where models are kept; None: the default place."""
+    """Where models are kept: the folder of our own variable, else one in the platform's; None: the default place."""
     text = os.environ.get(CACHE_VARIABLE, "")
-    return Path(text).expanduser() if text else None
+    if text:
+        return Path(text).expanduser()
+    base = os.environ.get(PLATFORM_CACHE_VARIABLE, "")
+    return Path(base) / "octavo" if os.path.isabs(base) else None  # by its convention a relative one counts for nothing
 
 
 def api_keys() -> tuple[str, ...]:

@@ -34,11 +34,23 @@ def parse_logit_bias(text: str) -> tuple[int, float]:
         raise ValueError(f"{text!r} is not a token id and a bias; write 42:-1.5") from error
 
 
+def parse_early_stopping(text: str) -> bool | str:
+    """`true`, `false` or `never`. Raises ValueError."""
+    values: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
+    if text.lower() not in values:
+        raise ValueError(f"{text!r} is none of true, false and never")
+    return values[text.lower()]
+
+
 # config class -> field -> why it is no flag
 NOT_FLAGS: dict[str, dict[str, str]] = {
     "EngineConfig": {
         "eos_token_ids": "comes with the model",
         "inline_characters": "a matter of the event loop, without effect on answers",
+    },
+    "SamplingParams": {
+        "use_beam_search": "`generate --beams` sets it together with the width",
+        "prompt_logprobs": "for requests over HTTP and in Python",
     },
 }
 
@@ -86,8 +98,12 @@ FLAGS: dict[str, Flag] = {
         "SECONDS",
         spelling="--shutdown-timeout",
     ),
+    "body_timeout_s": Flag(
+        "Seconds in which the body of an HTTP request must arrive.", "SECONDS", spelling="--body-timeout"
+    ),
     "max_body_bytes": Flag("Size of the body of one HTTP request, at most: 16MiB, ...", "BYTES", parse_bytes),
     "max_prompts": Flag("Prompts in one request, at most."),
+    "max_branches": Flag("Branches of one request (prompts times n, or best_of), at most."),
     "max_messages": Flag("Messages in one chat request, at most."),
     "max_json_depth": Flag("Depth of the JSON of one request, at most."),
     "access_log": Flag("Log every HTTP request."),
@@ -110,4 +126,12 @@ FLAGS: dict[str, Flag] = {
     "ignore_eos": Flag("Do not end where the model wants to."),
     "logprobs": Flag("Report the log-probability of each token and this many of the most likely ones (needs --json)."),
     "include_stop_str_in_output": Flag("Keep the text that ended the answer."),
+    "n": Flag("Answers to each prompt. They share the blocks of the prompt."),
+    "best_of": Flag("Branches that run for each prompt; those --n with the most likely tokens are the answers."),
+    "length_penalty": Flag("Beam search: a score is divided by the length to this power; above 0 favours long texts."),
+    "early_stopping": Flag(
+        "Beam search: true ends with as many texts as beams; false and never look on for better ones.",
+        "MODE",
+        parse_early_stopping,
+    ),
 }

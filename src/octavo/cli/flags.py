@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -32,13 +32,16 @@ def flag_fields(config: type[DataclassInstance]) -> list[dataclasses.Field[Any]]
     return [field for field in dataclasses.fields(config) if field.name not in NOT_FLAGS.get(config.__name__, {})]
 
 
-def flags_of(*configs: type[DataclassInstance], unset: bool = False) -> Callable[[F], F]:
-    """Decorator of a command: one option for each field of the configs.
+def flags_of(*configs: type[DataclassInstance], unset: bool = False, without: Collection[str] = ()) -> Callable[[F], F]:
+    """Decorator of a command: one option for each field of the configs, `without` those that it has no use for.
 
     With `unset` a flag that is not given is None: then something else may decide before the field's default does.
     """
     made = [
-        _option(field, get_type_hints(config)[field.name], unset) for config in configs for field in flag_fields(config)
+        _option(field, get_type_hints(config)[field.name], unset)
+        for config in configs
+        for field in flag_fields(config)
+        if field.name not in without
     ]
 
     def decorate(function: F) -> F:
@@ -99,7 +102,8 @@ def _default(field: dataclasses.Field[Any]) -> object:
 def _kind(hint: Any) -> tuple[type, bool]:
     """The type of one value, and whether the flag may be repeated."""
     if isinstance(hint, types.UnionType):
-        (hint,) = (part for part in get_args(hint) if part is not types.NoneType)
+        parts = [part for part in get_args(hint) if part is not types.NoneType]
+        hint = parts[0] if len(parts) == 1 else object  # of several types: the flag's own reader tells them apart
     if get_origin(hint) is tuple:
         return get_args(hint)[0], True  # tuple[str, ...]
     return hint, False

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from octavo.engine.chat_template import ChatTemplate
     from octavo.llm import LoadedModel
 
+HOW_TO_DRAW = ("temperature", "top_k", "top_p", "min_p")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
@@ -59,9 +61,8 @@ class OpenModel:
 
     def require_chat_template(self) -> ChatTemplate:
         if self.loaded.chat_template is None:
-            raise ConfigError(
-                f"{self.name} has no chat template; give one with --chat-template FILE, or use `octavo generate`"
-            )
+            why = self.loaded.chat_error or "has no chat template; give one with --chat-template FILE"
+            raise ConfigError(f"{self.name}: {why}, or use `octavo generate`")
         return self.loaded.chat_template
 
     def encode(self, text: str) -> list[int]:
@@ -82,8 +83,11 @@ class OpenModel:
 
         `max_tokens` is how long an answer may be where no flag says it; None: as long as there is room.
         """
+        unused = HOW_TO_DRAW if values.get("use_beam_search") else ()  # a beam search draws nothing
         advice: dict[str, Any] = {
-            name: value for name, value in self.loaded.default_sampling.items() if values.get(name) is None
+            name: value
+            for name, value in self.loaded.default_sampling.items()
+            if values.get(name) is None and name not in unused
         }
         if "top_k" in advice:
             advice["top_k"] = int(advice["top_k"])

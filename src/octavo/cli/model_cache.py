@@ -14,7 +14,8 @@ def cache_dir() -> Path:
 
 
 def resolve_model(reference: str) -> Path:
-    """The files of a model, fetched with a progress bar where they are not here yet."""
+    """The files of a model that is to run, fetched with a progress bar where they are not here yet."""
+    hub.check_runnable(reference)
     with progress_bar(f"fetching {reference}") as progress:
         return hub.resolve(reference, cache_dir=cache_dir(), progress=progress)
 

@@ -88,6 +88,7 @@ def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
         max_request_tokens=min(loaded.max_model_len, loaded.plan.kv_tokens),
         vocab_size=loaded.vocab_size,
         chat_template=loaded.chat_template,
+        chat_error=loaded.chat_error,
         default_sampling=loaded.default_sampling,
         created=int(time.time()),
         digest=loaded.digest,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from octavo.engine.outputs import GenerationDelta, GenerationRequest, ScoredToke
 
 if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams
+    from octavo.core.sharing import BranchMemory, Sharing
     from octavo.engine.status import EngineStatus
     from octavo.llm import LoadedModel
 
@@ -25,6 +26,7 @@ INTERRUPTED = "interrupted"
 SHUTDOWN_S = 5.0
 MAX_PROMPTS = 1_000_000  # of one command: they wait as long as it takes
 TextListener = Callable[[int, str], None]  # (index of the prompt, new text)
+MemoryListener = Callable[["tuple[BranchMemory, ...]"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,15 @@ class Answer:
     num_output_tokens: int
     first_token_s: float
     total_s: float
+    score: float | None = None  # what the answers were chosen by, where there were more branches than answers
+    num_generated_tokens: int = 0  # by all branches of the prompt; with its first answer only
+    sharing: Sharing | None = None  # of the branches of the prompt; with its first answer only
+    others: tuple[Answer, ...] = ()  # with the first answer: the prompt's further ones
+
+    @property
+    def all(self) -> tuple[Answer, ...]:
+        """Every answer to the prompt."""
+        return (self, *self.others)
 
     @property
     def was_interrupted(self) -> bool:
@@ -74,13 +85,18 @@ class Session:
         self._runner.close()
 
     def answer(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], on_text: TextListener
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        on_text: TextListener,
+        on_memory: MemoryListener | None = None,
     ) -> list[Answer]:
         """Answers all prompts at once; `on_text` hears each piece. After Ctrl-C those that were open are INTERRUPTED.
 
-        Raises what the engine raises for a prompt that it cannot take, before any is answered.
+        `on_memory` hears, about once a step, what the branches of prompts that have several hold. Raises what the
+        engine raises for a prompt that it cannot take, before any is answered.
         """
-        return self._runner.run(self._answer(prompts, params, on_text))
+        return self._runner.run(self._answer(prompts, params, on_text, on_memory))
 
     def status(self) -> EngineStatus:
         return self._runner.run(self._engine.status())
@@ -89,7 +105,11 @@ class Session:
         return self._runner.run(self._engine.reset_prefix_cache())
 
     async def _answer(
-        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], on_text: TextListener
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        on_text: TextListener,
+        on_memory: MemoryListener | None,
     ) -> list[Answer]:
         first = self._num_requests
         self._num_requests += len(prompts)
@@ -98,29 +118,59 @@ class Session:
             for number, (token_ids, wanted) in enumerate(zip(prompts, params, strict=True), first)
         ]
         start_s = time.perf_counter()
-        deltas: list[list[GenerationDelta]] = [[] for _ in requests]
-        times: list[list[float]] = [[] for _ in requests]
+        heard = [[_Heard() for _ in range(request.params.n)] for request in requests]
         generation = await self._engine.submit(requests)
+        watching = None if on_memory is None else asyncio.ensure_future(self._watch(on_memory))
         try:
             while not generation.finished:
                 for index, delta in await generation.take():
-                    deltas[index].append(delta)
-                    times[index].append(time.perf_counter() - start_s)
+                    heard[index][delta.branch].add(delta, time.perf_counter() - start_s)
                     if delta.text:
                         on_text(index, delta.text)
         except asyncio.CancelledError:
             pass  # Ctrl-C; what has come so far is the answer
         finally:
             generation.close()
+            if watching is not None:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
         now_s = time.perf_counter() - start_s
-        parts = zip(requests, deltas, times, strict=True)
-        return [_answer_of(request, of_it, at_s, now_s) for request, of_it, at_s in parts]
+        return [_answers_of(request, of_it, now_s) for request, of_it in zip(requests, heard, strict=True)]
+
+    async def _watch(self, on_memory: MemoryListener) -> None:
+        """The engine replies between two steps, so each round shows another step."""
+        while True:
+            on_memory(await self._engine.branch_memory())
 
 
-def _answer_of(request: GenerationRequest, deltas: list[GenerationDelta], times_s: list[float], now_s: float) -> Answer:
-    if not deltas:
+class _Heard:
+    """What one answer has so far, and when it came."""
+
+    def __init__(self) -> None:
+        self.deltas: list[GenerationDelta] = []
+        self.times_s: list[float] = []
+
+    def add(self, delta: GenerationDelta, at_s: float) -> None:
+        self.deltas.append(delta)
+        self.times_s.append(at_s)
+
+
+def _answers_of(request: GenerationRequest, heard: list[_Heard], now_s: float) -> Answer:
+    """The first answer of a prompt, which holds the others."""
+    first, *others = [_answer_of(request, one, now_s) for one in heard]
+    deltas = [delta for one in heard for delta in one.deltas]
+    return replace(
+        first,
+        num_generated_tokens=max((delta.num_generated_tokens for delta in deltas), default=0),
+        sharing=next((delta.sharing for delta in deltas if delta.sharing is not None), None),
+        others=tuple(others),
+    )
+
+
+def _answer_of(request: GenerationRequest, heard: _Heard, now_s: float) -> Answer:
+    if not heard.deltas:
         return Answer("", (), (), INTERRUPTED, None, None, len(request.prompt_token_ids), 0, 0, now_s, now_s)
-    whole = merge_deltas(deltas)
+    whole = merge_deltas(heard.deltas)
     return Answer(
         text=whole.text,
         token_ids=whole.token_ids,
@@ -131,6 +181,7 @@ def _answer_of(request: GenerationRequest, deltas: list[GenerationDelta], times_
         num_prompt_tokens=whole.num_prompt_tokens,
         num_cached_tokens=whole.num_cached_tokens,
         num_output_tokens=whole.num_output_tokens,
-        first_token_s=times_s[0],
-        total_s=times_s[-1],
+        first_token_s=heard.times_s[0],
+        total_s=heard.times_s[-1],
+        score=whole.score,
     )

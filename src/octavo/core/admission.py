@@ -1,15 +1,16 @@
 """Who of the waiting may start. It owns the queue and the waits for a prefix; it starts nobody itself.
 
 Only the head of the queue is looked at: nobody is admitted past it, except while it waits for a prefix that is being
-computed, and then it is not in the queue.
+computed, and then it is not in the queue. Of a request with several branches the first open one stands here for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.core import events
 from octavo.core.block_manager import BlockManager
+from octavo.core.branches import Branches
 from octavo.core.prefix_match import PrefixMatch
 from octavo.core.prefix_waits import PrefixWaits
 from octavo.core.request import Request
@@ -29,7 +30,7 @@ class Admission:
         self._waits = PrefixWaits(blocks.block_size)
         # The head that found no room (its order), and the available blocks and running requests of that time: no second
         # look before there are more of the ones or fewer of the others.
-        self._blocked: tuple[tuple[int, int], int, int] | None = None
+        self._blocked: tuple[tuple[int, int, int], int, int] | None = None
 
     def __len__(self) -> int:
         """How many requests wait."""
@@ -54,17 +55,24 @@ class Admission:
         for waiter in self._waits.retire(request):
             self._queue.push(waiter)
 
-    def next(self, running: Sequence[Request]) -> tuple[Request, PrefixMatch] | None:
-        """Take the head out of the queue if it can start beside `running`, with what the cache has of it."""
+    def next(
+        self, running: Sequence[Request], groups: Iterable[Branches], num_seats: int
+    ) -> tuple[Request, PrefixMatch] | None:
+        """Take the head out of the queue if it can start, with what the cache has of it.
+
+        It starts beside `running`, among which are those of `groups`, and takes at most `num_seats`.
+        """
         for _ in range(LOOKS_AT_ONCE):
             request = self._queue.first()
             if request is None or self._is_blocked(request, running):
+                return None
+            if (1 if request.group is None else request.group.num_seats) > num_seats:
                 return None
             match = self._blocks.find_prefix(request)
             if self._must_wait(request, match):
                 self._queue.pop()
                 continue
-            if not self._has_room(request, match, running):
+            if not self._has_room(request, match, running, groups):
                 self._blocked = (request.order, self._blocks.pool.num_available, len(running))
                 return None
             self._queue.pop()
@@ -85,11 +93,18 @@ class Admission:
             self._blocks.tell(events.RequestWaits(request.request_id, *found))
         return found is not None
 
-    def _has_room(self, request: Request, match: PrefixMatch, running: Sequence[Request]) -> bool:
+    def _has_room(
+        self, request: Request, match: PrefixMatch, running: Sequence[Request], groups: Iterable[Branches]
+    ) -> bool:
         """All known tokens fit, beside what running requests still need for theirs and a block for each of them."""
-        blocks = self._blocks
-        reserved = 0
+        blocks, reserved = self._blocks, 0
         for other in running:
             held = len(other.block_tables[0]) * blocks.num_groups
             reserved += max(0, blocks.spec.blocks_for_tokens(len(other.token_ids)) - held) + blocks.num_groups
-        return blocks.blocks_to_hold(request, match) + reserved <= blocks.pool.num_available
+        for group in groups:  # branches that are still to come: their tails, and a block for each
+            reserved += group.blocks_to_join(group.joins, blocks.spec)
+            reserved += (group.num_seats - group.num_running) * blocks.num_groups
+        needed = blocks.blocks_to_hold(request, match)
+        if request.group is not None:
+            needed += request.group.blocks_to_join(request.group.all_joins(), blocks.spec)
+        return needed + reserved <= blocks.pool.num_available

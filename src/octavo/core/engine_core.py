@@ -9,6 +9,7 @@ from octavo.core.events import Listener
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
 from octavo.core.scheduler import Scheduler
+from octavo.core.sharing import BranchMemory
 from octavo.core.status import CoreStatus
 from octavo.core.step import Executor
 
@@ -42,9 +43,9 @@ class EngineCore:
         """
         return self._scheduler.end(request_id, "abort")
 
-    def finish(self, request_id: str) -> bool:
-        """End a request as "stop": its text is complete. Otherwise as `abort`."""
-        return self._scheduler.end(request_id, "stop")
+    def finish(self, request_id: str, branch: int = 0) -> bool:
+        """End one branch of a request as "stop": its text is complete. Otherwise as `abort`."""
+        return self._scheduler.end(request_id, "stop", branch=branch)
 
     def step(self) -> list[RequestOutput]:
         """Decide, do, take in. What the executor raises comes through: then call `fail_all`, the step is half done."""
@@ -61,6 +62,10 @@ class EngineCore:
 
     def status(self) -> CoreStatus:
         return self._scheduler.status()
+
+    def branch_memory(self, request_id: str | None = None) -> tuple[BranchMemory, ...]:
+        """What the branches of requests that have several hold now: of one such request, or of all."""
+        return self._scheduler.branch_memory(request_id)
 
     def reset_prefix_cache(self) -> int:
         """Forget every cached block that no request holds; returns how many blocks that were."""

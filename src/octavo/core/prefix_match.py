@@ -22,8 +22,8 @@ NO_MATCH = PrefixMatch([], None, 0, 0)
 
 
 def look_up(tree: RadixTree, request: Request, block_size: int, *, token_exact: bool) -> PrefixMatch:
-    """What the tree has of the request's tokens but the last, which must run to give logits."""
-    usable = len(request.token_ids) - 1
+    """What the tree has of the request's tokens that may be hit: never of the last, which must run to give logits."""
+    usable = request.max_hit_tokens
     nodes = tree.match(request.namespace, request.token_ids.tobytes(), usable // block_size)
     matched = len(nodes) * block_size
     if not token_exact or matched == usable:

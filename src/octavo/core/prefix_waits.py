@@ -68,7 +68,7 @@ class PrefixWaits:
         Returns who computes, and the number of blocks to wait for; None if there is nothing to wait for.
         """
         size, matched = self._block_size, len(nodes)
-        usable = (len(request.token_ids) - 1) // size  # the last token must run
+        usable = request.max_hit_tokens // size
         if matched >= usable:
             return None
         next_block = request.token_ids[matched * size : (matched + 1) * size].tobytes()

@@ -12,10 +12,11 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import SampleSpec
+from octavo.core.step import PromptScores, SampleSpec
 from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from octavo.core.branches import Branches
     from octavo.core.radix_tree import Node
 
 PRIORITY_STEP = 1024  # arrivals that one level of priority is worth: what keeps the less urgent from starving
@@ -25,11 +26,14 @@ MAX_TOKEN_ID = 2**32 - 1
 class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    JOINING = "joining"  # a branch that takes a seat, and will share what another branch computes now
     FINISHED = "finished"
 
 
 class Request:
     """Mutable, owned by the scheduler that it was added to; its block fields are the block manager's to change.
+
+    A request with several branches is one of these for each branch, with an id of its own, and a `group` of them.
 
     Lower `priority` is more urgent. Requests are ordered by arrival, a level of priority counting as a head start of
     `PRIORITY_STEP` arrivals: strict first come, first served within a priority, and nobody is overtaken for ever.
@@ -39,7 +43,9 @@ class Request:
         "arrival",
         "banned_token_ids",
         "block_tables",
+        "branch",
         "finish_reason",
+        "group",
         "is_counted",
         "namespace",
         "needs_token_history",
@@ -50,6 +56,7 @@ class Request:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_scored_tokens",
         "order",
         "params",
         "priority",
@@ -86,25 +93,27 @@ class Request:
         self.params = params
         self.seed = seed
         self.namespace = namespace
-        self.priority = priority
+        self.priority = priority  # lower is more urgent
         self.num_prompt_tokens = len(self.token_ids)
         ending = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self.stop_token_ids = frozenset(ending)
         self.banned_token_ids = tuple(sorted(self.stop_token_ids)) if params.min_tokens else ()
-        self.needs_token_history = (
-            params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-        )
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        self.needs_token_history = penalties != (1.0, 0.0, 0.0)
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None
         self.arrival = 0  # set by the scheduler
-        self.order = (0, 0)  # set by the scheduler: the smaller goes first
+        self.order = (0, 0, 0)  # set by the scheduler: the smaller goes first
         self.num_computed_tokens = 0  # tokens whose K and V are in the request's blocks
         self.num_cached_tokens = 0  # prompt tokens that came from the cache instead of being computed
         # Invariant: positions below it have been counted once, as hit or as computed; what runs again is recomputed.
         self.num_accounted_tokens = 0
         self.is_counted = False  # its prompt stands in the ledger: it has run before
         self.num_preemptions = 0
+        self.num_scored_tokens = 0  # positions of the prompt after which the likelihood of the next token was told
+        self.group: Branches | None = None  # None: the only branch
+        self.branch = 0  # which of its request; a beam's number only tells it from those that run beside it
         self.block_tables: list[array[int]] = []  # one table of block ids per KV group
         # Invariant: the first num_committed_blocks of each table are the blocks of the nodes from the root to `node`.
         self.num_committed_blocks = 0
@@ -118,14 +127,53 @@ class Request:
     def output_token_ids(self) -> tuple[int, ...]:
         return tuple(self.token_ids[self.num_prompt_tokens :])
 
+    @property
+    def has_unscored_tokens(self) -> bool:
+        """Whether the likelihood of tokens of its prompt was asked for, and is not known yet."""
+        if self.params.prompt_logprobs is None or self.branch:
+            return False
+        return self.num_scored_tokens < self.num_prompt_tokens - 1
+
+    @property
+    def max_hit_tokens(self) -> int:
+        """As many tokens may come from the cache; the logits of those that follow are wanted."""
+        return self.num_scored_tokens if self.has_unscored_tokens else len(self.token_ids) - 1
+
+    def new_branch(self, branch: int, seed: int) -> Request:
+        """Another branch of the same request, with the tokens that this one has now."""
+        assert self.group is not None
+        name = f"{self.group.request_id}#{branch}" if branch else self.group.request_id
+        made = Request(name, self.token_ids, self.params, seed=seed, namespace=self.namespace, priority=self.priority)
+        made.num_prompt_tokens, made.num_scored_tokens = self.num_prompt_tokens, self.num_scored_tokens
+        made.stop_token_ids, made.banned_token_ids = self.stop_token_ids, self.banned_token_ids
+        made.arrival, made.order = self.arrival, (*self.order[:2], branch)
+        made.group, made.branch = self.group, branch
+        return made
+
     def sample_spec(self) -> SampleSpec:
         """What the sampler needs for the next token of this request."""
         position = len(self.token_ids) - self.num_prompt_tokens
         banned = self.banned_token_ids if position < self.params.min_tokens else ()
-        if not self.needs_token_history:
+        group = self.group
+        if not self.needs_token_history and group is None:
             return SampleSpec(self.params, self.seed, position, banned)
-        prompt = tuple(self.token_ids[: self.num_prompt_tokens])
-        return SampleSpec(self.params, self.seed, position, banned, prompt, self.output_token_ids)
+        prompt: tuple[int, ...] = ()
+        output: tuple[int, ...] = ()
+        if self.needs_token_history:
+            prompt, output = tuple(self.token_ids[: self.num_prompt_tokens]), self.output_token_ids
+        wants_logprob, num_candidates = (False, 0) if group is None else (group.wants_logprobs, group.num_candidates)
+        return SampleSpec(self.params, self.seed, position, banned, prompt, output, wants_logprob, num_candidates)
+
+    def prompt_scores(self, start: int, end: int) -> PromptScores | None:
+        """What a row of positions [start, end) has to tell about the prompt."""
+        if not self.has_unscored_tokens:
+            return None
+        first = self.num_scored_tokens
+        targets = tuple(self.token_ids[first + 1 : min(end + 1, self.num_prompt_tokens)])
+        assert start <= first, f"{self.request_id}: positions {first} to {start} were never scored"
+        if first >= end:  # computed again after a preemption
+            return None
+        return PromptScores(first - start, targets, self.params.prompt_logprobs or 0)
 
     def take_token(self, token_id: int, max_model_len: int) -> str | None:
         """Append a sampled token. Returns the finish reason if it was the last one."""

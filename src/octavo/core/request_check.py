@@ -13,6 +13,7 @@ def check_request(
 ) -> None:
     """Raises CapacityError for what exceeds context or pool, InvalidRequestError for a token id out of range."""
     num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
+    _check_branches(request, config, vocab_size)
     total = num_prompt + max_tokens
     if total > config.max_model_len:
         raise CapacityError(
@@ -22,6 +23,8 @@ def check_request(
         )
     stored = total - 1  # the last token is never run
     needed = spec.blocks_for_tokens(stored)
+    if request.params.num_branches > 1:
+        _check_room(request, config, spec, num_blocks)
     if needed > num_blocks:
         raise CapacityError(
             f"prompt of {num_prompt} tokens + max_tokens {max_tokens} needs {needed} KV blocks ({stored} tokens to "
@@ -33,4 +36,39 @@ def check_request(
         raise InvalidRequestError(
             f"the prompt holds token id {max(request.token_ids)}; ids of this model go from 0 to {vocab_size - 1}",
             param="prompt",
+        )
+
+
+def _check_branches(request: Request, config: SchedulerConfig, vocab_size: int | None) -> None:
+    params = request.params
+    width, name = params.num_branches, "n" if params.best_of is None else "best_of"
+    if width > config.max_num_seqs:
+        raise CapacityError(
+            f"{name} is {width}, but at most {config.max_num_seqs} requests run at once and each branch is one; lower "
+            f"{name} or raise --max-num-seqs",
+            param=name,
+        )
+    candidates = max(2, 1 + len(request.stop_token_ids)) * width
+    if params.use_beam_search and vocab_size is not None and candidates > vocab_size:
+        raise InvalidRequestError(
+            f"a beam search of width {width} with {len(request.stop_token_ids)} end tokens looks at {candidates} next "
+            f"tokens, the model has {vocab_size}; lower {name}",
+            param=name,
+        )
+
+
+def _check_room(request: Request, config: SchedulerConfig, spec: KVSpec, num_blocks: int) -> None:
+    """Whether the branches fit when all of them are as long as they may be, and share no more than the prompt."""
+    params = request.params
+    width, name = params.num_branches, "n" if params.best_of is None else "best_of"
+    num_prompt, stored = request.num_prompt_tokens, request.num_prompt_tokens + params.max_tokens - 1
+    shared = num_prompt // spec.block_size * len(spec.groups) if config.enable_kv_cache else 0
+    own = spec.blocks_for_tokens(stored) - shared
+    if shared + width * own > num_blocks:
+        raise CapacityError(
+            f"prompt of {num_prompt} tokens + {width} branches x max_tokens {params.max_tokens} need {shared} shared "
+            f"KV blocks + {width} x {own} = {shared + width * own} ({stored} tokens to keep in each branch, "
+            f"{spec.block_size} a block, {len(spec.groups)} KV groups), the pool has {num_blocks}; lower {name} or "
+            f"max_tokens, shorten the prompt or raise --kv-cache-memory",
+            param=name,
         )

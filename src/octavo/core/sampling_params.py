@@ -10,6 +10,8 @@ from octavo.errors import InvalidRequestError
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_SEED = 2**63 - 1
+MAX_BRANCHES = 128
+MAX_LENGTH_PENALTY = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,11 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0 (or -1) and `top_p` 1 mean "all tokens". `logprobs` is None for none, or the
     number of most likely tokens to report beside the chosen one (0 to 20). `seed` None lets the engine choose one;
     with a seed, token i of a request is a function of (seed, i) and the logits alone.
+
+    `n` answers are returned. `best_of` branches run (None: n), each with a seed of its own (`core.seeds.branch_seed`);
+    if they are more than n, the n with the highest sum of raw log-probabilities are the answers. With
+    `use_beam_search`, `best_of` is the width of the search. `prompt_logprobs` is what `logprobs` is, for the tokens of
+    the prompt; then nothing of the prompt comes from the cache.
     """
 
     max_tokens: int = 16
@@ -37,6 +44,12 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     include_stop_str_in_output: bool = False
+    n: int = 1
+    best_of: int | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0  # beam search: a score is the sum of log-probabilities / length ** length_penalty
+    early_stopping: bool | str = False  # beam search: True, False or "never" (see core/beam_search.py)
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None)
@@ -65,10 +78,55 @@ class SamplingParams:
             )
         if self.logprobs is not None:
             _check_range("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_range("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+        _check_range("n", self.n, 1, MAX_BRANCHES)
+        if self.best_of is not None:
+            _check_range("best_of", self.best_of, self.n, MAX_BRANCHES)
+        _check_range("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequestError(
+                f'early_stopping is {self.early_stopping!r}; it must be true, false or "never"', param="early_stopping"
+            )
+        self._check_beams()
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def num_branches(self) -> int:
+        """How many texts are worked on at once: the width, for beam search."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def answers_at_end(self) -> bool:
+        """Whether no part of an answer is known before the end of all branches."""
+        return self.use_beam_search or self.num_branches > self.n
+
+    def _check_beams(self) -> None:
+        """What beam search cannot have, and what only beam search can have."""
+        neutral = _NEUTRAL_IN_BEAM_SEARCH if self.use_beam_search else _NEUTRAL_WITHOUT_BEAM_SEARCH
+        for name, accepted in neutral.items():
+            value = getattr(self, name)
+            if value not in accepted:
+                allowed = " or ".join(repr(one) for one in accepted)
+                why = "cannot be had with" if self.use_beam_search else "is for"
+                raise InvalidRequestError(
+                    f"{name} is {value!r}, which {why} beam search; {name} must be {allowed}", param=name
+                )
+
+
+# What contradicts a search for the most likely text, or it does not tell: field -> the values that ask for nothing.
+_NEUTRAL_IN_BEAM_SEARCH: dict[str, tuple[object, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_k": (0, -1),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "stop": ((),),
+    "logprobs": (None,),
+}
+_NEUTRAL_WITHOUT_BEAM_SEARCH: dict[str, tuple[object, ...]] = {"length_penalty": (1.0,), "early_stopping": (False,)}
 
 
 def _check_range(name: str, value: float, low: float, high: float | None) -> None:

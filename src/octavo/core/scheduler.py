@@ -17,24 +17,30 @@ By induction over the order all end. A preempted request loses what it had not c
 before it, and admitted again only when all of its known tokens fit beside what runs, with a block to spare for each
 running request: so the two do not take each other's memory in turn.
 
+A request with several branches is one in this argument: it starts when all its branches have seats and room, its
+branches stand together in the order, are preempted together, and do not take memory from each other; `add` refused it
+unless all fit alone at their longest. Its branches that only join later wait for one that runs; a search waits until
+all its beams have run, and each of them has a row until it has.
+
 Fairness (F15): between two tokens of a running request in decode lies one step, at most max_num_batched_tokens tokens,
 whatever else arrives; more only if it is preempted or stands still for want of memory.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-
 from octavo.core import events
 from octavo.core.admission import Admission
 from octavo.core.block_manager import BlockManager
+from octavo.core.branches import Branches
 from octavo.core.config import SchedulerConfig
-from octavo.core.prefix_match import PrefixMatch
+from octavo.core.progress import Progress
 from octavo.core.request import PRIORITY_STEP, Request, RequestStatus
 from octavo.core.request_check import check_request
-from octavo.core.request_output import RequestOutput, output_of
+from octavo.core.request_output import RequestOutput
+from octavo.core.running import Running
+from octavo.core.sharing import BranchMemory
 from octavo.core.status import CoreStatus, Counters, core_status
-from octavo.core.step import SampledToken, StepPlan, StepResult
+from octavo.core.step import StepPlan, StepResult
 from octavo.core.step_draft import StepDraft
 from octavo.errors import InvalidRequestError
 
@@ -48,37 +54,39 @@ class Scheduler:
         if not (config.enable_prefix_caching and config.enable_kv_cache):
             blocks.enable_prefix_caching = False
         self._vocab_size = vocab_size
-        self._requests: dict[str, Request] = {}
-        # Invariant: in order; the only requests that hold blocks.
-        self._running: list[Request] = []
-        self._admission = Admission(blocks)  # the requests that wait
-        self._ended: list[RequestOutput] = []  # final outputs that no step has told yet
         self._num_arrivals = 0
         self._counters = Counters()
+        self._admission = Admission(blocks)  # the requests that wait
+        self._running = Running(blocks, self._admission, self._counters)
+        self._progress = Progress(config, blocks, self._admission, self._running, self._counters)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._ended)
+        return self._progress.has_work
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        return tuple(self._running.requests)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises CapacityError or InvalidRequestError; then nothing has changed."""
         self._register(request)
+        if request.params.num_branches > 1 or request.params.use_beam_search:
+            group = Branches(request, shares_blocks=self.config.enable_kv_cache)
+            self._progress.groups[request.request_id] = group
+            self._progress.requests.update({branch.request_id: branch for branch in group.open})
         self._admission.enter(request)
 
     def fork(self, parent_id: str, child: Request) -> None:
-        """Queue a branch of `parent_id` between two steps: `child` gets the parent's tokens, and shares its blocks.
-
-        If there is no room to run it at once, it waits like others and finds what the parent has committed.
+        """Queue a request that begins as `parent_id` did, between two steps: it gets the parent's tokens, and shares
+        its blocks. If there is no room to run it at once, it waits and finds what the parent has committed.
         """
-        parent = self._requests[parent_id]
+        parent = self._progress.requests[parent_id]
         child.token_ids, child.num_prompt_tokens = parent.token_ids[:], parent.num_prompt_tokens
         self._register(child)
         may_share = parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
-        if may_share and len(self._running) < self.config.max_num_seqs:
-            self.blocks.fork(parent, child)
-            child.num_accounted_tokens = parent.num_accounted_tokens
-            self._counters.enter(child, is_query=self.blocks.enable_prefix_caching)
-            self._run(child)
+        if may_share and self._running.num_seats < self.config.max_num_seqs:
+            self._running.join(parent, child)
         else:
             self._admission.enter(child)
 
@@ -91,9 +99,10 @@ class Scheduler:
         draft = StepDraft(self.config.max_num_batched_tokens)
         decoding: list[Request] = []
         filling: list[Request] = []
-        for request in self._running:
+        for request in self._running.requests:
             missing = len(request.token_ids) - request.num_computed_tokens
-            (decoding if missing == 1 else filling).append(request)
+            if missing:  # else a beam that waits for the others
+                (decoding if missing == 1 else filling).append(request)
         is_short = False
         for request in decoding + filling:
             if request.status is RequestStatus.RUNNING and draft.budget:
@@ -101,66 +110,49 @@ class Scheduler:
         if not is_short and not draft.preempted:
             self._admit(draft)
         plan = draft.plan(counters.steps)
-        assert plan.rows or not self._requests, "no request makes progress"
+        assert plan.rows or not self._progress.requests, "no request makes progress"
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the executor did. Only now can others hit the blocks that were computed."""
-        outputs = []
-        self._counters.processed += result.num_tokens
-        for row in plan.rows:
-            request = self._requests.get(row.request_id)
-            num_tokens = len(row.token_ids)
-            if request is None or request.status is not RequestStatus.RUNNING:  # ended while the step ran
-                self._counters.computed += num_tokens
-                continue
-            error = result.failed.get(row.request_id)
-            if error is not None:
-                self._counters.failed += num_tokens
-                outputs.append(self._finish(request, "error", error=error))
-                continue
-            self._counters.account(request, row.start, row.start + num_tokens)
-            self._compute(request, num_tokens)
-            if row.sample is not None:
-                outputs.append(self._take_token(request, result.sampled[row.request_id]))
-        return outputs
+        return self._progress.update(plan, result)
 
-    def end(self, request_id: str, finish_reason: str, error: str | None = None) -> bool:
-        """End a request in whatever state; its final output comes with `take_ended`. False: there is none such."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        self._ended.append(self._finish(request, finish_reason, error=error))
-        return True
+    def end(self, request_id: str, finish_reason: str, error: str | None = None, branch: int | None = None) -> bool:
+        """End a request, or one branch of it, in whatever state; `take_ended` tells it. False: there is none such."""
+        return self._progress.end(request_id, finish_reason, error, branch)
 
     def end_all(self, finish_reason: str, error: str | None = None) -> None:
-        for request_id in list(self._requests):
-            self.end(request_id, finish_reason, error)
+        progress = self._progress
+        for request_id in [*progress.groups, *progress.requests]:
+            progress.end(request_id, finish_reason, error)
 
     def take_ended(self) -> list[RequestOutput]:
         """Final outputs of requests that were ended from outside, each told once."""
-        ended, self._ended = self._ended, []
-        return ended
+        return self._progress.take_ended()
 
     def status(self) -> CoreStatus:
-        return core_status(self._counters, self.blocks, self._running, len(self._admission))
+        saved = (self._progress.saved_blocks, self._progress.peak_saved_blocks)
+        return core_status(self._counters, self.blocks, self._running.requests, len(self._admission), saved)
 
-    @property
-    def running(self) -> tuple[Request, ...]:
-        return tuple(self._running)
+    def branch_memory(self, request_id: str | None = None) -> tuple[BranchMemory, ...]:
+        """What requests with several branches hold now: all that have not ended, or one."""
+        groups = self._progress.groups
+        return tuple(group.memory() for name, group in groups.items() if request_id in (None, name))
 
     def _plan_row(self, request: Request, draft: StepDraft) -> bool:
         """Give a running request a row. False: there is not even memory for one token, nor anyone to take it from."""
         end = min(len(request.token_ids), request.num_computed_tokens + draft.budget)
+        if request.group is not None:
+            end = min(end, request.group.stop_of(request))
         copies = self.blocks.grow(request, end)
         while copies is None:
             reach = self.blocks.reach(request)
             if reach > request.num_computed_tokens:
                 end = min(end, reach)
-            elif self._running[-1] is request:
+            elif self._running.is_last(request):
                 return False
             else:
-                self._preempt(self._running[-1], draft)
+                self._preempt(self._running.requests[-1], draft)
             copies = self.blocks.grow(request, end)
         draft.add_copies(copies)
         draft.add_row(request, end)
@@ -168,83 +160,30 @@ class Scheduler:
 
     def _admit(self, draft: StepDraft) -> None:
         """Start waiting requests, as far as budget, seats and memory go."""
-        while draft.budget and len(self._running) < self.config.max_num_seqs:
-            found = self._admission.next(self._running)
+        running = self._running
+        while draft.budget and (seats := self.config.max_num_seqs - running.num_seats) > 0:
+            found = self._admission.next(running.requests, running.groups.values(), seats)
             if found is None:
                 return
-            self._start(*found, draft)
-
-    def _start(self, request: Request, match: PrefixMatch, draft: StepDraft) -> None:
-        draft.add_copies(self.blocks.attach_prefix(request, match))
-        num_hit = self._counters.admit(request, is_query=self.blocks.enable_prefix_caching)
-        if self.blocks.listeners:
-            known, matched = len(request.token_ids), request.num_computed_tokens
-            self.blocks.tell(events.RequestAdmitted(request.request_id, known, matched, num_hit))
-        self._run(request)
-        planned = self._plan_row(request, draft)
-        assert planned, f"{request.request_id} was admitted without room"
-
-    def _run(self, request: Request) -> None:
-        request.status = RequestStatus.RUNNING
-        insort(self._running, request, key=lambda other: other.order)
-        self._admission.advanced(request)
-
-    def _compute(self, request: Request, num_tokens: int) -> None:
-        """The request's next tokens are computed."""
-        request.num_computed_tokens += num_tokens
-        committed = request.num_committed_blocks
-        self.blocks.commit(request)
-        if request.num_committed_blocks != committed:
-            self._admission.advanced(request)
-
-    def _take_token(self, request: Request, token: SampledToken) -> RequestOutput:
-        self._counters.generation += 1
-        finish_reason = request.take_token(token.token_id, self.config.max_model_len)
-        if finish_reason is not None:
-            return self._finish(request, finish_reason, token=token)
-        if not self.config.enable_kv_cache:
-            request.num_computed_tokens = 0
-        return output_of(request, token)
+            request, match = found
+            draft.add_copies(running.start(request, match))
+            planned = self._plan_row(request, draft)
+            assert planned, f"{request.request_id} was admitted without room"
 
     def _preempt(self, request: Request, draft: StepDraft) -> None:
-        if self.blocks.listeners:
-            self.blocks.tell(events.RequestPreempted(request.request_id, request.num_computed_tokens))
-        draft.take_back(request)
-        self._counters.preemptions += 1
-        request.num_preemptions += 1
-        self._leave_running(request)
-        request.status = RequestStatus.WAITING
-        self._admission.enter(request)
-
-    def _leave_running(self, request: Request) -> None:
-        self._running.remove(request)
-        self.blocks.release(request)
-        self._admission.stopped(request)
-
-    def _finish(
-        self, request: Request, finish_reason: str, *, token: SampledToken | None = None, error: str | None = None
-    ) -> RequestOutput:
-        """End a request in whatever state, freeing what it holds."""
-        was, request.status, request.finish_reason = request.status, RequestStatus.FINISHED, finish_reason
-        if was is RequestStatus.RUNNING:
-            self._leave_running(request)
-        else:
-            self._admission.leave(request)
-        del self._requests[request.request_id]
-        self._counters.finished[finish_reason] += 1
-        output = output_of(request, token, error)
-        if self.blocks.listeners:
-            self.blocks.tell(events.RequestFinished(output, request.num_preemptions))
-        return output
+        name = request.request_id if request.group is None else request.group.request_id
+        draft.take_back(name, self._running.preempt(request))
 
     def _register(self, request: Request) -> None:
-        if request.request_id in self._requests:
+        params, requests = request.params, self._progress.requests
+        branches = [f"{request.request_id}#{branch}" for branch in range(1, params.num_branches)]
+        if request.request_id in self._progress.groups or any(n in requests for n in (request.request_id, *branches)):
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by a request that has not ended")
         check_request(request, self.config, self.blocks.spec, self.blocks.pool.num_blocks, self._vocab_size)
         request.arrival = self._num_arrivals
-        request.order = (request.arrival + request.priority * PRIORITY_STEP, request.arrival)
+        request.order = (request.arrival + request.priority * PRIORITY_STEP, request.arrival, 0)
         self._num_arrivals += 1
-        self._requests[request.request_id] = request
+        requests[request.request_id] = request
         if self.blocks.listeners:
             about = (request.request_id, request.namespace, request.num_prompt_tokens, request.priority)
             self.blocks.tell(events.RequestAdded(*about))

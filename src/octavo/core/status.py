@@ -87,10 +87,14 @@ class CoreStatus:
     steps: int
     evicted_blocks: int
     copies: int  # blocks copied in part, for a hit inside a block or for a branch that writes
-    finished: Mapping[str, int]  # finish reason -> requests
+    finished: Mapping[str, int]  # finish reason -> requests; each branch of one counts
+    branch_saved_blocks: int = 0  # blocks that branches of requests save now by sharing them
+    branch_peak_saved_blocks: int = 0  # most that they saved at once so far
 
 
-def core_status(counters: Counters, blocks: BlockManager, running: Sequence[Request], num_waiting: int) -> CoreStatus:
+def core_status(
+    counters: Counters, blocks: BlockManager, running: Sequence[Request], num_waiting: int, saved: tuple[int, int]
+) -> CoreStatus:
     """Put the snapshot together."""
     pool = blocks.pool
     waste = {}  # the last block of a request -> its unfilled slots; branches that share it share them
@@ -123,4 +127,6 @@ def core_status(counters: Counters, blocks: BlockManager, running: Sequence[Requ
         evicted_blocks=blocks.num_evicted_blocks,
         copies=blocks.num_copies,
         finished=dict(counters.finished),
+        branch_saved_blocks=saved[0],
+        branch_peak_saved_blocks=saved[1],
     )

@@ -33,6 +33,25 @@ class SampleSpec:
     banned_token_ids: tuple[int, ...] = ()  # stop tokens, while fewer than min_tokens are drawn
     prompt_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
     output_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
+    wants_logprob: bool = False  # the drawn token's log-probability is needed even where params.logprobs is None
+    num_candidates: int = 0  # above 0: draw nothing, give that many of the most likely tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSample:
+    """Another branch of the request whose text ends where the row ends: it draws from the same logits."""
+
+    request_id: str
+    sample: SampleSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """How likely tokens of the prompt are: target i after the tokens of the row up to index first + i."""
+
+    first: int
+    targets: tuple[int, ...]
+    num_top: int  # most likely tokens to tell beside each
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +59,8 @@ class Row:
     """Run the tokens at positions [start, start + len(token_ids)) of one request.
 
     Their K and V are written to the slots that `block_tables` (one table per KV group) gives for these positions;
-    attention reads positions [0, start + len(token_ids)). With `sample`, the logits of the last token are drawn from.
+    attention reads positions [0, start + len(token_ids)). With `sample`, the logits of the last token are drawn from,
+    and once more for each of `branch_samples`.
     """
 
     request_id: str
@@ -48,6 +68,8 @@ class Row:
     token_ids: tuple[int, ...]
     block_tables: tuple[BlockTable, ...]
     sample: SampleSpec | None
+    branch_samples: tuple[BranchSample, ...] = ()
+    prompt_scores: PromptScores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +101,12 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    sampled: dict[str, SampledToken]  # request_id -> the next token, for each row that samples and did not fail
+    sampled: dict[str, SampledToken]  # request_id -> the next token, for each sample of a row that did not fail
     failed: dict[str, str] = field(default_factory=dict)  # request_id -> why; the other rows are not touched by it
     num_tokens: int = 0  # rows that the kernels really processed: the ledger's truth
+    # request_id -> log-probabilities after bias, penalties and bans, highest first, lowest id first among equals.
+    candidates: dict[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    prompt_scores: dict[str, tuple[SampledToken, ...]] = field(default_factory=dict)  # request_id -> one per target
 
 
 class Executor(Protocol):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.core.block_manager import Copies
 from octavo.core.request import Request
-from octavo.core.step import BlockCopy, Row, StepPlan
+from octavo.core.step import BlockCopy, BranchSample, Row, StepPlan
 
 
 class StepDraft:
@@ -20,29 +22,34 @@ class StepDraft:
 
     def add_row(self, request: Request, end: int) -> None:
         """Run the request's tokens from what is computed up to `end`; its tables cover them."""
-        start = request.num_computed_tokens
+        start, group = request.num_computed_tokens, request.group
         self._rows[request.request_id] = Row(
             request.request_id,
             start,
             tuple(request.token_ids[start:end]),
             tuple([table[:] for table in request.block_tables]),
             request.sample_spec() if end == len(request.token_ids) else None,
+            ()
+            if group is None
+            else tuple([BranchSample(b.request_id, b.sample_spec()) for b in group.drawing(request, end)]),
+            request.prompt_scores(start, end),
         )
         self.budget -= end - start
 
     def add_copies(self, copies: Copies) -> None:
         self._copies += copies
 
-    def take_back(self, request: Request) -> None:
-        """The request is preempted: its row, if there is one, does not run.
+    def take_back(self, request_id: str, branches: Sequence[Request]) -> None:
+        """The request is preempted: the rows of its branches, as far as there are any, do not run.
 
         Its copies stay in the plan. They do no harm: they run before any row, their targets were free before, and
         whoever is given such a target in this step copies later in the order, or writes before it reads.
         """
-        self.preempted.append(request.request_id)
-        row = self._rows.pop(request.request_id, None)
-        if row is not None:
-            self.budget += len(row.token_ids)
+        self.preempted.append(request_id)
+        for branch in branches:
+            row = self._rows.pop(branch.request_id, None)
+            if row is not None:
+                self.budget += len(row.token_ids)
 
     def plan(self, step_index: int) -> StepPlan:
         return StepPlan(step_index, tuple(self._copies), tuple(self._rows.values()), tuple(self.preempted))

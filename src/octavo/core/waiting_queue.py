@@ -13,7 +13,7 @@ class WaitingQueue:
     __slots__ = ("_heap", "_num_dead")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._heap: list[tuple[tuple[int, int, int], Request]] = []
         # Invariant: an entry is dead exactly if its request is FINISHED; so many are.
         self._num_dead = 0
 

@@ -16,7 +16,18 @@ from typing import TypeVar
 
 from octavo.core.engine_core import EngineCore
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
-from octavo.engine.commands import Abort, AbortAll, Command, Drain, GetStatus, ResetPrefixCache, Stop, Submit
+from octavo.core.sharing import BranchMemory
+from octavo.engine.commands import (
+    Abort,
+    AbortAll,
+    Command,
+    Drain,
+    GetBranchMemory,
+    GetStatus,
+    ResetPrefixCache,
+    Stop,
+    Submit,
+)
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine_loop import EngineLoop
 from octavo.engine.inbox import Inbox
@@ -45,10 +56,12 @@ class Generation:
         return not self._unfinished
 
     async def take(self) -> list[tuple[int, GenerationDelta]]:
-        """The next deltas, each with the index of its request. Call it only while not `finished`."""
+        """The next deltas, each with the index of its request; those of a request's branches are told apart by
+        `delta.branch`. Call it only while not `finished`.
+        """
         taken = await self._inbox.take()
         for index, delta in taken:
-            if delta.finish_reason is not None:
+            if delta.finish_reason is not None and not delta.open_branches:
                 self._unfinished.discard(index)
         return taken
 
@@ -139,7 +152,10 @@ class AsyncEngine:
         namespace: str = "",
         priority: int = 0,
     ) -> AsyncIterator[GenerationDelta]:
-        """One answer, delta by delta; the last one has a `finish_reason`. Closing the iterator aborts the request."""
+        """One answer, delta by delta; the last has a `finish_reason`. Of n answers each `branch` has its own.
+
+        Closing the iterator aborts the request.
+        """
         request = GenerationRequest(request_id, prompt_token_ids, params, namespace, priority)
         generation = await self.submit([request])
         try:
@@ -164,6 +180,10 @@ class AsyncEngine:
             return await self._ask(GetStatus)
         except EngineStoppedError:
             return self._loop.last_status
+
+    async def branch_memory(self, request_id: str | None = None) -> tuple[BranchMemory, ...]:
+        """What the branches of requests that have several hold now: of one request, or of all."""
+        return await self._ask(lambda reply: GetBranchMemory(request_id, reply))
 
     async def reset_prefix_cache(self) -> int:
         """Drops every cached block that no request uses; how many that were."""
@@ -206,8 +226,8 @@ class AsyncEngine:
         seed = request.params.seed
         if seed is None:
             seed = int.from_bytes(self._random_bytes(8), "little") & MAX_SEED
-        detokenizer = self.tokenizer.new_detokenizer(request.prompt_token_ids)
-        return OpenRequest(request, detokenizer, seed, self._clock())
+        prompt = request.prompt_token_ids
+        return OpenRequest(request, lambda: self.tokenizer.new_detokenizer(prompt), seed, self._clock())
 
     async def _ask(self, command: Callable[[asyncio.Future[Result]], Command]) -> Result:
         reply: asyncio.Future[Result] = asyncio.get_running_loop().create_future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from octavo.core.sharing import BranchMemory
 from octavo.engine.inbox import Inbox
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.status import EngineStatus
@@ -40,6 +41,14 @@ class GetStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class GetBranchMemory:
+    """Of one request with several branches, or (None) of all."""
+
+    request_id: str | None
+    reply: asyncio.Future[tuple[BranchMemory, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
     reply: asyncio.Future[int]
 
@@ -56,4 +65,4 @@ class Stop:
     reason: str
 
 
-Command = Submit | Abort | AbortAll | GetStatus | ResetPrefixCache | Drain | Stop
+Command = Submit | Abort | AbortAll | GetStatus | GetBranchMemory | ResetPrefixCache | Drain | Stop

@@ -15,8 +15,18 @@ from typing import Any
 from octavo.core.engine_core import EngineCore
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
-from octavo.core.status import CoreStatus
-from octavo.engine.commands import Abort, AbortAll, Command, Drain, GetStatus, ResetPrefixCache, Stop, Submit
+from octavo.engine.commands import (
+    Abort,
+    AbortAll,
+    Command,
+    Drain,
+    GetBranchMemory,
+    GetStatus,
+    ResetPrefixCache,
+    Stop,
+    Submit,
+)
+from octavo.engine.open_request import OpenRequest
 from octavo.engine.outputs import GenerationDelta
 from octavo.engine.status import EngineMeter, EngineStatus
 from octavo.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError, OctavoError
@@ -44,7 +54,8 @@ class EngineLoop:
         self._drains: list[asyncio.Future[None]] = []
         self._outbox: dict[asyncio.AbstractEventLoop, list[_Callback]] = {}
         self._stop_reason: str | None = None
-        self._last_status = meter.status("running", None, core.status())
+        self._last_core = core.status()
+        self._last_status = meter.status("running", None, self._last_core)
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
 
     # -- for other threads -------------------------------------------------------------------------------------------
@@ -99,10 +110,13 @@ class EngineLoop:
                 if self._core.has_work and self._stop_reason is None:
                     self._step()
                     self._flush()
+            self._last_core = self._core.status()
             self._close("stopped", self._stop_reason)
         except Exception as error:  # the border of the engine: every open request still gets its answer
             log.exception("the engine failed; it takes no more requests")
-            self._close("failed", f"the engine failed: {type(error).__name__}: {error}")
+            reason = f"the engine failed: {type(error).__name__}: {error}"
+            self._end_core(reason)
+            self._close("failed", reason)
 
     def _take_commands(self) -> list[Command]:
         """Sleeps while there is nothing to do."""
@@ -128,10 +142,13 @@ class EngineLoop:
                 self._abort(opened, reason)
                 self._answer(reply, len(opened))
             case GetStatus(reply):
-                self._last_status = self._meter.status(self._state, self._reason, self._core.status())
+                self._last_core = self._core.status()
+                self._last_status = self._meter.status(self._state, self._reason, self._last_core)
                 self._answer(reply, self._last_status)
             case ResetPrefixCache(reply):
                 self._answer(reply, self._core.reset_prefix_cache())
+            case GetBranchMemory(request_id, reply):
+                self._answer(reply, self._core.branch_memory(request_id))
             case Drain(reply):
                 self._drains.append(reply)
                 self._answer_drains()
@@ -175,16 +192,22 @@ class EngineLoop:
 
     def _push(self, submit: Submit, output: RequestOutput, now: float) -> None:
         opened = submit.opened
-        if output.token is not None:
-            if opened.last_token_s is None:
-                self._meter.first_token(now - opened.arrived_s)
-            else:
-                self._meter.next_token(now - opened.last_token_s)
-            opened.last_token_s = now
-        delta = opened.push(output)
-        if delta.finish_reason is not None and output.finish_reason is None:
-            self._core.finish(output.request_id)  # a stop string: only the text knows it
-        self._send(submit, delta, now)
+        if output.token is not None or output.token_ids:
+            self._time_token(opened, output.branch, now)
+        deltas, is_stopped = opened.push(output)
+        if is_stopped:
+            self._core.finish(output.request_id, output.branch)  # a stop string: only the text knows it
+        self._send(submit, deltas, now)
+
+    def _time_token(self, opened: OpenRequest, number: int, now: float) -> None:
+        branch = opened.branch(number)
+        if branch.is_finished:
+            return
+        if branch.last_token_s is not None:
+            self._meter.next_token(now - branch.last_token_s)
+        elif number == 0:
+            self._meter.first_token(now - opened.arrived_s)
+        branch.last_token_s = now
 
     def _abort(self, submits: list[Submit], reason: str) -> None:
         now = self._meter.now()
@@ -192,13 +215,13 @@ class EngineLoop:
             self._core.abort(submit.opened.request.request_id)
             self._send(submit, submit.opened.end("abort", reason), now)
 
-    def _send(self, submit: Submit, delta: GenerationDelta, now: float) -> None:
-        whole = submit.opened.collect(delta)
-        if whole is not None:
-            self._outbox.setdefault(submit.inbox.loop, []).append((submit.inbox.put, (submit.index, whole)))
-        if delta.finish_reason is not None:
+    def _send(self, submit: Submit, deltas: list[GenerationDelta], now: float) -> None:
+        for delta in deltas:
+            self._outbox.setdefault(submit.inbox.loop, []).append((submit.inbox.put, (submit.index, delta)))
+            if delta.finish_reason is not None:
+                self._meter.finished(delta, now - submit.opened.arrived_s)
+        if submit.opened.is_finished:
             del self._open[submit.opened.request.request_id]
-            self._meter.finished(delta, now - submit.opened.arrived_s)
             self._answer_drains()
 
     def _answer(self, reply: asyncio.Future[Any], value: object) -> None:
@@ -232,7 +255,7 @@ class EngineLoop:
         now = self._meter.now()
         for submit in list(self._open.values()):
             self._send(submit, submit.opened.give_up("error" if state == "failed" else "abort", reason), now)
-        self._last_status = self._meter.status(state, reason, self._last_core())
+        self._last_status = self._meter.status(state, reason, self._last_core)
         for command in left:
             reply = getattr(command, "reply", None)
             if reply is not None:
@@ -240,9 +263,13 @@ class EngineLoop:
         self._answer_drains()
         self._flush()
 
-    def _last_core(self) -> CoreStatus:
-        """The core after its last whole step; one that failed is not to be asked, so what it last said stands."""
-        return self._last_status.core if self._state == "failed" else self._core.status()
+    def _end_core(self, reason: str) -> None:
+        """Ends what the core still runs and takes its last status. One that cannot even do that is left as it is."""
+        try:
+            self._core.fail_all(reason)
+            self._last_core = self._core.status()
+        except Exception:
+            log.exception("the core could not end its requests; its last status stands")
 
 
 def _call_all(callbacks: list[_Callback]) -> None:

@@ -23,7 +23,7 @@ class Inbox:
             self._waiter.set_result(None)
 
     async def take(self) -> list[tuple[int, GenerationDelta]]:
-        """All that has come since the last call, at least one. A reader that fell behind gets one delta per request."""
+        """All that has come since the last call, at least one. A reader that fell behind gets one delta per branch."""
         if not self._deltas:
             assert self._waiter is None, "two tasks take from one inbox"
             self._waiter = self.loop.create_future()
@@ -34,7 +34,7 @@ class Inbox:
         taken, self._deltas = self._deltas, []
         if len(taken) == 1:
             return taken
-        by_index: dict[int, list[GenerationDelta]] = {}
+        by_branch: dict[tuple[int, int], list[GenerationDelta]] = {}
         for index, delta in taken:
-            by_index.setdefault(index, []).append(delta)
-        return [(index, merge_deltas(deltas)) for index, deltas in by_index.items()]
+            by_branch.setdefault((index, delta.branch), []).append(delta)
+        return [(index, merge_deltas(deltas)) for (index, _), deltas in by_branch.items()]

@@ -1,123 +1,102 @@
-"""One request while the engine works on it: tokens in, deltas of text out, until its one final delta.
+"""One request while the engine works on it: outputs of the core in, deltas of its answers out, until each has ended.
 
+Where the answers are known only at the end (the best of several branches), or nobody watches, it keeps them until then.
 It does not know threads, clocks of the machine or who reads the deltas.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from octavo.core.request_output import RequestOutput
-from octavo.core.step import SampledToken
+from octavo.core.sharing import Sharing
 from octavo.engine.detokenizer import IncrementalDetokenizer
-from octavo.engine.outputs import GenerationDelta, GenerationRequest, ScoredToken, merge_deltas
-from octavo.engine.stop_strings import StopChecker
+from octavo.engine.open_branch import OpenBranch
+from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
 
 
 class OpenRequest:
-    """Turns the core's outputs into deltas. Made by the caller's thread, then owned by the engine's."""
+    """Made by the caller's thread, then owned by the engine's."""
 
-    __slots__ = (
-        "_checker",
-        "_detokenizer",
-        "_finished",
-        "_keeps_stop_text",
-        "_min_tokens",
-        "_num_cached_tokens",
-        "_num_characters",
-        "_num_output_tokens",
-        "_pending",
-        "_wants_scores",
-        "arrived_s",
-        "last_token_s",
-        "request",
-        "seed",
-    )
+    __slots__ = ("_branches", "_keeps", "_kept", "_num_generated_tokens", "_sharing", "arrived_s", "request", "seed")
 
     def __init__(
-        self, request: GenerationRequest, detokenizer: IncrementalDetokenizer, seed: int, arrived_s: float
+        self,
+        request: GenerationRequest,
+        new_detokenizer: Callable[[], IncrementalDetokenizer],
+        seed: int,
+        arrived_s: float,
     ) -> None:
         params = request.params
         self.request = request
         self.seed = seed
         self.arrived_s = arrived_s
-        self.last_token_s: float | None = None
-        self._detokenizer = detokenizer
-        self._checker = StopChecker(params.stop, params.include_stop_str_in_output) if params.stop else None
-        self._keeps_stop_text = params.include_stop_str_in_output
-        self._min_tokens = params.min_tokens
-        self._wants_scores = params.logprobs is not None
-        self._num_cached_tokens = 0
-        self._num_output_tokens = 0
-        self._num_characters = 0
-        self._pending: list[GenerationDelta] = []  # what a request that waits for its end has so far
-        self._finished = False  # Invariant: at most one delta of a request has a finish_reason
+        count = params.n if params.use_beam_search else params.num_branches
+        self._branches = [OpenBranch(request, number, new_detokenizer()) for number in range(count)]
+        self._keeps = params.answers_at_end or not request.every_token
+        self._kept: list[list[GenerationDelta]] = [[] for _ in range(count)]
+        self._num_generated_tokens = 0
+        self._sharing: Sharing | None = None
 
-    def push(self, output: RequestOutput) -> GenerationDelta:
-        """The delta of one step. Its `finish_reason` "stop" may be this object's own: a stop string was found."""
-        assert not self._finished, f"request {self.request.request_id} got an output after its final answer"
-        self._num_cached_tokens = output.num_cached_tokens
-        self._num_output_tokens = output.num_output_tokens
-        # From the core "stop" means that this token is an end token: no part of the answer, unless it was asked for.
-        shown = output.token if output.finish_reason != "stop" or self._keeps_stop_text else None
-        new_text = "" if shown is None else self._detokenizer.push(shown.token_id)
-        if output.finish_reason is not None:
-            new_text += self._detokenizer.flush()
-        scored: tuple[ScoredToken, ...] = ()
-        if self._wants_scores and shown is not None:
-            scored = (ScoredToken(shown, self._num_characters),)
-        self._num_characters += len(new_text)
-        text, finish_reason, stop_reason = self._check_stops(new_text, output)
-        return self._delta(text, output.token, scored, finish_reason, stop_reason, output.error)
+    @property
+    def is_finished(self) -> bool:
+        """Whether every answer has ended, and was delivered."""
+        return all(branch.is_finished for branch in self._branches)
 
-    def end(self, finish_reason: str, error: str) -> GenerationDelta:
-        """The final delta of a request that ends from outside: aborted, or with the engine."""
-        assert not self._finished, f"request {self.request.request_id} was ended twice"
-        held = self._detokenizer.flush()
-        if self._checker is not None:
-            sent, _ = self._checker.push(held)
-            held = sent + self._checker.flush()
-        return self._delta(held, None, (), finish_reason, None, error)
+    def branch(self, number: int) -> OpenBranch:
+        return self._branches[number]
 
-    def give_up(self, finish_reason: str, error: str) -> GenerationDelta:
-        """The final delta where no more text can be had: it asks nothing of the parts that may have failed."""
-        return self._delta("", None, (), finish_reason, None, error)
+    def push(self, output: RequestOutput) -> tuple[list[GenerationDelta], bool]:
+        """What to deliver now, and whether a stop string ended the branch, which the core does not know."""
+        branch = self._branches[output.branch]
+        self._num_generated_tokens = max(self._num_generated_tokens, output.num_generated_tokens)
+        self._sharing = output.sharing or self._sharing
+        if branch.is_finished:  # by a stop string: this is the core's own end of it
+            return [], False
+        delta = branch.push(output)
+        return self._deliver(delta), branch.is_finished and output.finish_reason is None
 
-    def collect(self, delta: GenerationDelta) -> GenerationDelta | None:
-        """What to deliver now: the delta itself, or for a request that waits for its end nothing before it."""
-        if self.request.every_token:
-            return delta
-        self._pending.append(delta)
-        return merge_deltas(self._pending) if delta.finish_reason is not None else None
+    def end(self, finish_reason: str, error: str) -> list[GenerationDelta]:
+        """The final deltas of a request that ends from outside: aborted, or with the engine."""
+        open_ones = [branch for branch in self._branches if not branch.is_finished]
+        return [one for branch in open_ones for one in self._deliver(branch.end(finish_reason, error))]
 
-    def _check_stops(self, new_text: str, output: RequestOutput) -> tuple[str, str | None, str | int | None]:
-        # The model's own end gives no stop reason; only what the client listed does.
-        stop_token = output.stop_reason if output.stop_reason in self.request.params.stop_token_ids else None
-        if self._checker is None or output.num_output_tokens < self._min_tokens:
-            return new_text, output.finish_reason, stop_token
-        text, matched = self._checker.push(new_text)
-        if matched is not None and output.finish_reason not in ("abort", "error"):
-            return text, "stop", matched
-        if output.finish_reason is not None:
-            text += self._checker.flush()
-        return text, output.finish_reason, stop_token
+    def give_up(self, finish_reason: str, error: str) -> list[GenerationDelta]:
+        """The final deltas where no more text can be had: it asks nothing of the parts that may have failed."""
+        open_ones = [branch for branch in self._branches if not branch.is_finished]
+        return [one for branch in open_ones for one in self._deliver(branch.give_up(finish_reason, error))]
 
-    def _delta(
-        self,
-        text: str,
-        token: SampledToken | None,
-        scored: tuple[ScoredToken, ...],
-        finish_reason: str | None,
-        stop_reason: str | int | None,
-        error: str | None,
-    ) -> GenerationDelta:
-        self._finished = finish_reason is not None
-        return GenerationDelta(
-            text=text,
-            token_ids=() if token is None else (token.token_id,),
-            scored_tokens=scored,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            error=error,
-            num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_cached_tokens=self._num_cached_tokens,
-            num_output_tokens=self._num_output_tokens,
-        )
+    def _deliver(self, delta: GenerationDelta) -> list[GenerationDelta]:
+        num_open = sum(not branch.is_finished for branch in self._branches)
+        if not self._keeps:
+            if len(self._branches) == 1:
+                return [delta]
+            return [replace(delta, open_branches=num_open, sharing=None if num_open else self._sharing)]
+        self._kept[delta.branch].append(delta)
+        return [] if num_open else self._answers()
+
+    def _answers(self) -> list[GenerationDelta]:
+        """All of them, where they were kept to the end: the best first, if there were more branches than answers."""
+        params = self.request.params
+        wholes = [merge_deltas(deltas) for deltas in self._kept]
+        if len(wholes) == 1:
+            return [replace(wholes[0], sharing=self._sharing)] if params.use_beam_search else wholes
+        if len(wholes) > params.n:
+            scored = [replace(one, score=self._branches[one.branch].sum_logprobs) for one in wholes]
+            # What failed comes first: it must not be passed over in silence.
+            scored.sort(key=lambda one: (one.error is None, -(one.score or 0.0), one.branch))
+            wholes = scored[: params.n]
+        prompt_scores = (self._kept[0] and merge_deltas(self._kept[0]).prompt_scores) or ()
+        last = len(wholes) - 1
+        return [
+            replace(
+                one,
+                branch=number,
+                open_branches=last - number,
+                num_generated_tokens=self._num_generated_tokens,
+                prompt_scores=() if number else prompt_scores,
+                sharing=self._sharing if number == last else None,
+            )
+            for number, one in enumerate(wholes)
+        ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.sharing import Sharing
 from octavo.core.step import SampledToken
 
 
@@ -41,6 +42,12 @@ class GenerationDelta:
     two say why in `error`. `stop_reason` is the stop string or token id that ended it (None: the model's own end).
     `scored_tokens` is filled only where log-probabilities were asked for, without an end token that is no part of the
     text. The counts are totals so far.
+
+    A request for n answers has such deltas for each `branch` from 0 to n - 1. `open_branches` of them have not ended
+    after this delta: with 0 and a `finish_reason` the request has ended. `score`, in a final delta, is what the answers
+    were chosen by: the sum of log-probabilities, or the score of a beam. `num_generated_tokens` counts the tokens of
+    all branches, those that are no answer too. `prompt_scores` are of tokens 1, 2, ... of the prompt; they may come in
+    several deltas. `sharing`, in the last delta of a request with several branches, tells the memory that it saved.
     """
 
     text: str
@@ -52,10 +59,16 @@ class GenerationDelta:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    branch: int = 0
+    open_branches: int = 0
+    score: float | None = None
+    num_generated_tokens: int = 0
+    prompt_scores: tuple[SampledToken, ...] = ()
+    sharing: Sharing | None = None
 
 
 def merge_deltas(deltas: Sequence[GenerationDelta]) -> GenerationDelta:
-    """Consecutive deltas of one request as one."""
+    """Consecutive deltas of one branch of one request as one."""
     last = deltas[-1]
     if len(deltas) == 1:
         return last
@@ -69,4 +82,10 @@ def merge_deltas(deltas: Sequence[GenerationDelta]) -> GenerationDelta:
         num_prompt_tokens=last.num_prompt_tokens,
         num_cached_tokens=last.num_cached_tokens,
         num_output_tokens=last.num_output_tokens,
+        branch=last.branch,
+        open_branches=last.open_branches,
+        score=last.score,
+        num_generated_tokens=last.num_generated_tokens,
+        prompt_scores=tuple(score for delta in deltas for score in delta.prompt_scores),
+        sharing=last.sharing,
     )

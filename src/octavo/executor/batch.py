@@ -18,7 +18,7 @@ class StepBatch:
 
     token_ids: I32  # [num_tokens]
     attention: AttentionBatch
-    logits_rows: I32  # [number of rows that sample], index of the last token of each
+    logits_rows: I32  # indices of the tokens whose logits are wanted: see `num_scored`
 
 
 def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
@@ -35,9 +35,25 @@ def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
     for index, (row, count) in enumerate(zip(rows, num_blocks, strict=True)):
         (table,) = row.block_tables  # one table per KV group; one group so far
         block_table[index, :count] = np.frombuffer(table, np.int32, count)
-    last = query_start[1:] - 1
-    logits_rows = np.array([last[index] for index, row in enumerate(rows) if row.sample is not None], np.int32)
+    wanted: list[int] = []
+    for row, begin, end in zip(rows, query_start.tolist(), query_start[1:].tolist(), strict=False):
+        if row.prompt_scores is not None:
+            first = begin + row.prompt_scores.first
+            wanted += range(first, first + num_scored(row))
+        if is_sampled(row):
+            wanted.append(end - 1)
+    logits_rows = np.array(wanted, np.int32)
     return StepBatch(token_ids, AttentionBatch(query_start, start_position, block_table), logits_rows)
+
+
+def num_scored(row: Row) -> int:
+    """Rows of logits that tell about the prompt; they come before the one that is drawn from."""
+    return 0 if row.prompt_scores is None else len(row.prompt_scores.targets)
+
+
+def is_sampled(row: Row) -> bool:
+    """Whether somebody draws from the logits of the row's last token."""
+    return row.sample is not None or bool(row.branch_samples)
 
 
 def build_copies(copies: Sequence[BlockCopy]) -> tuple[I32, I32]:

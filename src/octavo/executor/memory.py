@@ -41,6 +41,21 @@ def default_budget_bytes(available_bytes: int, one_request_bytes: int) -> int:
     return min(share, max(DEFAULT_CAP_BYTES, one_request_bytes))
 
 
+def check_before_loading(weights_bytes: int, budget_bytes: int | None, available_bytes: int) -> None:
+    """Refuse weights, or weights and a budget, that the machine cannot hold: MemoryBudgetError, nothing read."""
+    has = f"{available_bytes} bytes of memory are available"
+    if weights_bytes > available_bytes:
+        raise MemoryBudgetError(
+            f"the model's weights need {weights_bytes} bytes, but {has}; take a smaller model, pass --weights-dtype "
+            f"bf16 where it is f32, or end other programs"
+        )
+    if budget_bytes is not None and weights_bytes + budget_bytes > available_bytes:
+        raise MemoryBudgetError(
+            f"the KV cache was given {budget_bytes} bytes and the model's weights need {weights_bytes}, but {has}; set "
+            f"--kv-cache-memory to at most {available_bytes - weights_bytes}"
+        )
+
+
 def check_budget(budget_bytes: int, available_bytes: int) -> None:
     """Refuse a budget that the machine does not have: MemoryBudgetError."""
     if budget_bytes > available_bytes:

@@ -1,4 +1,4 @@
-"""Runs a plan on a model: copies, forward, one token for each row that samples.
+"""Runs a plan on a model: copies, forward, one token for each branch that samples.
 
 A fault of one row (a token id that the model does not have, logits that are not finite) ends that request and no other.
 It keeps no memory of requests between steps, and does not know why the plan is as it is.
@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.core.step import Row, SampledToken, SampleSpec, StepPlan, StepResult
-from octavo.executor.batch import build_batch, build_copies
+from octavo.executor.batch import build_batch, build_copies, is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.sampler import SampleFailure, sample
+from octavo.executor.scores import candidates, score_prompt
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 
 Sampler = Callable[[F32, Sequence[SampleSpec]], list[SampledToken | SampleFailure]]
@@ -51,15 +52,48 @@ class ModelExecutor:
             return StepResult({}, failed, 0)
         batch = build_batch(rows, self._kv_storage.spec.block_size)
         logits = self._model.forward(batch.token_ids, batch.attention, self._kv_storage.layers, batch.logits_rows)
-        sampled: dict[str, SampledToken] = {}
-        sampling = [row for row in rows if row.sample is not None]
-        drawn = self._sampler(logits, [row.sample for row in sampling if row.sample is not None])
-        for row, token in zip(sampling, drawn, strict=True):
-            if isinstance(token, SampledToken):
-                sampled[row.request_id] = token
-            else:
-                failed[row.request_id] = token.reason
-        return StepResult(sampled, failed, len(batch.token_ids))
+        result = StepResult({}, failed, len(batch.token_ids))
+        self._sample(rows, logits, result)
+        return result
+
+    def _sample(self, rows: Sequence[Row], logits: F32, result: StepResult) -> None:
+        """logits: as `build_batch` asked for them."""
+        drawing: list[tuple[str, SampleSpec]] = []
+        indices: list[int] = []  # the row of logits that each draws from
+        index = 0
+        for row in rows:
+            if row.prompt_scores is not None:
+                count = num_scored(row)
+                scores = score_prompt(logits[index : index + count], row.prompt_scores)
+                index += count
+                if isinstance(scores, SampleFailure):
+                    result.failed[row.request_id] = scores.reason
+                else:
+                    result.prompt_scores[row.request_id] = scores
+            if is_sampled(row):
+                specs = [] if row.sample is None else [(row.request_id, row.sample)]
+                specs += [(branch.request_id, branch.sample) for branch in row.branch_samples]
+                drawing += [one for one in specs if not one[1].num_candidates]
+                indices += [index for one in specs if not one[1].num_candidates]
+                for name, spec in specs:
+                    if spec.num_candidates:
+                        self._find_candidates(name, logits[index], spec, result)
+                index += 1
+        if drawing:
+            chosen = logits if indices == list(range(len(logits))) else logits[indices]
+            for (name, _), token in zip(drawing, self._sampler(chosen, [spec for _, spec in drawing]), strict=True):
+                if isinstance(token, SampledToken):
+                    result.sampled[name] = token
+                else:
+                    result.failed[name] = token.reason
+
+    @staticmethod
+    def _find_candidates(name: str, logits: F32, spec: SampleSpec, result: StepResult) -> None:
+        found = candidates(logits, spec)
+        if isinstance(found, SampleFailure):
+            result.failed[name] = found.reason
+        else:
+            result.candidates[name] = found
 
     def _copy(self, plan: StepPlan) -> None:
         """Whole blocks: what a copy brings beyond its tokens lies in slots that are written before they are read."""

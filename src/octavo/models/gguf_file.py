@@ -50,6 +50,7 @@ class GgufFile:
     def read_into(self, name: str, out: F32) -> None:
         header = self._tensors[name]
         assert out.shape == header.shape, (name, out.shape, header.shape)
+        check_length(self._data, self._path)
         numbers, num_bytes = _BLOCKS[header.dtype]
         blocks = self.raw(name).reshape(-1, num_bytes)
         target = out.reshape(-1, numbers)
@@ -69,6 +70,18 @@ def map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from error
+
+
+def check_length(data: mmap.mmap, path: str) -> None:
+    """Raises ModelError where a mapped file has been cut since: to read beyond its new end would end the process.
+
+    It is asked before each tensor; a cut within that moment is not caught.
+    """
+    if data.size() < len(data):
+        raise ModelError(
+            f"{path} has become shorter while it was read (from {len(data)} bytes to {data.size()}): something else "
+            f"writes to it; wait until that is done and load it again"
+        )
 
 
 def _decoder(dtype: str) -> Callable[[U8], F32]:

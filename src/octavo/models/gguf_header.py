@@ -87,7 +87,9 @@ def read_header(data: mmap, path: str) -> GgufHeader:
     reader = _Reader(data, path)
     magic = reader.take(4)
     if magic != b"GGUF":
-        reader.fail(f"it starts with {magic!r}, not with b'GGUF': it is not a GGUF file")
+        reader.fail(
+            f"it starts with {magic!r}, not with b'GGUF': it is not a GGUF file; give one, or download it again"
+        )
     version = reader.number("<I")
     if version not in (2, 3):
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

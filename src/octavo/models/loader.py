@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from octavo.models.json_file import read_json
 from octavo.models.llama import LlamaModel
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
 from octavo.models.tensor_file import TensorFile, tensors_digest
-from octavo.models.weight_names import GGUF, HUGGING_FACE, check_tensors
+from octavo.models.weight_names import GGUF, HUGGING_FACE, check_tensors, expected_shapes
 from octavo.models.weights import WeightSource, load_weights
 
 WEIGHTS_DTYPES = ("auto", "f32", "bf16", "int8", "int4")
@@ -61,6 +62,11 @@ class ModelSource:
     tokenizer_source: TokenizerSource
     generation: GenerationDefaults
     weights: WeightSource
+
+    def weights_bytes(self, weights_dtype: str) -> int:
+        """What the weights will take in memory as "f32" or "bf16", less what little their packing adds."""
+        shapes = expected_shapes(self.config, self.weights.names).values()
+        return sum(math.prod(shape) * (2 if weights_dtype == "bf16" and len(shape) > 1 else 4) for shape in shapes)
 
 
 def open_model(path: Path) -> ModelSource:

@@ -17,7 +17,7 @@ import numpy as np
 from octavo.errors import ModelError
 from octavo.kernels.ops import F32, U8
 from octavo.kv_formats import bf16
-from octavo.models.gguf_file import map_file
+from octavo.models.gguf_file import check_length, map_file
 from octavo.models.json_file import MAX_JSON_BYTES, parse_json, read_json
 from octavo.models.tensor_file import TensorHeader
 
@@ -69,6 +69,7 @@ class SafetensorsFiles:
     def read_into(self, name: str, out: F32) -> None:
         header = self._tensors[name]
         assert out.shape == header.shape, (name, out.shape, header.shape)
+        check_length(self._places[name][0], self._path)
         raw, target = self.raw(name), out.reshape(-1)
         item_bytes = len(raw) // max(len(target), 1)
         for start in range(0, len(target), _PIECE_NUMBERS):

@@ -12,6 +12,7 @@ import msgspec
 from octavo.engine.async_engine import Generation
 from octavo.engine.outputs import GenerationDelta, merge_deltas
 from octavo.server.api_error import ApiError, unavailable
+from octavo.server.usage import cached_tokens, usage_of
 
 log = logging.getLogger("octavo.requests")
 
@@ -31,6 +32,21 @@ class AnswerFormat(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """So many prompts, so many answers to each: choice p x num_answers + a is answer a to prompt p."""
+
+    num_prompts: int
+    num_answers: int
+
+    @property
+    def num_choices(self) -> int:
+        return self.num_prompts * self.num_answers
+
+    def choice(self, prompt: int, delta: GenerationDelta) -> int:
+        return prompt * self.num_answers + delta.branch
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerLabel:
     """How the log names a request: its id, and the end user where the client named one."""
 
@@ -42,44 +58,37 @@ def event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
-def usage_of(choices: list[GenerationDelta]) -> dict[str, object]:
-    """Token counts of all choices together; `prompt_tokens` includes the cached ones."""
-    prompt = sum(choice.num_prompt_tokens for choice in choices)
-    output = sum(choice.num_output_tokens for choice in choices)
-    cached = sum(choice.num_cached_tokens for choice in choices)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+def choice_end(delta: GenerationDelta, scores: object) -> dict[str, object]:
+    """What both dialects say of a choice after its text."""
+    fields = {"logprobs": scores, "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+    return fields if delta.score is None else {**fields, "octavo": {"score": delta.score}}
 
 
 async def whole_answer(
-    generation: Generation, num_choices: int, answer: AnswerFormat, label: AnswerLabel
+    generation: Generation, shape: AnswerShape, answer: AnswerFormat, label: AnswerLabel
 ) -> dict[str, object]:
     """Raises ApiError when one of the choices cannot be had; the others are ended then."""
-    parts: list[list[GenerationDelta]] = [[] for _ in range(num_choices)]
+    parts: list[list[GenerationDelta]] = [[] for _ in range(shape.num_choices)]
     try:
         while not generation.finished:
-            for index, delta in await generation.take():
+            for prompt, delta in await generation.take():
                 _raise_failure(delta)
-                parts[index].append(delta)
+                parts[shape.choice(prompt, delta)].append(delta)
     finally:
         generation.close()
     choices = [merge_deltas(deltas) for deltas in parts]
-    _log_answer(label, choices)
-    return answer.whole(choices, usage_of(choices))
+    _log_answer(label, choices, shape)
+    return answer.whole(choices, usage_of(choices, shape.num_answers))
 
 
 async def event_stream(
-    generation: Generation, num_choices: int, answer: AnswerFormat, label: AnswerLabel, *, include_usage: bool
+    generation: Generation, shape: AnswerShape, answer: AnswerFormat, label: AnswerLabel, *, include_usage: bool
 ) -> AsyncIterator[bytes]:
     """Server-sent events. Raises ApiError when a choice cannot be had, after the text there was; all are ended then."""
-    latest: list[GenerationDelta | None] = [None] * num_choices
+    latest: list[GenerationDelta | None] = [None] * shape.num_choices
     try:
         while not generation.finished:
-            taken = await generation.take()
+            taken = [(shape.choice(prompt, delta), delta) for prompt, delta in await generation.take()]
             written = b"".join([answer.chunk(index, _shown(delta)) for index, delta in taken])
             if written:
                 yield written
@@ -89,8 +98,8 @@ async def event_stream(
     finally:
         generation.close()
     choices = [delta for delta in latest if delta is not None]
-    _log_answer(label, choices)
-    yield (answer.usage_chunk(usage_of(choices)) if include_usage else b"") + DONE
+    _log_answer(label, choices, shape)
+    yield (answer.usage_chunk(usage_of(choices, shape.num_answers)) if include_usage else b"") + DONE
 
 
 def _shown(delta: GenerationDelta) -> GenerationDelta:
@@ -105,17 +114,15 @@ def _raise_failure(delta: GenerationDelta) -> None:
         raise ApiError(500, delta.error or "the request failed", kind="server_error", code="generation_failed")
 
 
-def _log_answer(label: AnswerLabel, choices: list[GenerationDelta]) -> None:
+def _log_answer(label: AnswerLabel, choices: list[GenerationDelta], shape: AnswerShape) -> None:
     if log.isEnabledFor(logging.INFO):
-        usage = usage_of(choices)
-        ends = ",".join(str(choice.finish_reason) for choice in choices)
-        cached = sum(choice.num_cached_tokens for choice in choices)
+        usage = usage_of(choices, shape.num_answers)
         log.info(
             "%s: %s prompt tokens (%s cached), %s output tokens, ended by %s, user %r",
             label.request_id,
             usage["prompt_tokens"],
-            cached,
+            cached_tokens(choices, shape.num_answers),
             usage["completion_tokens"],
-            ends,
+            ",".join(str(choice.finish_reason) for choice in choices),
             label.user,
         )

@@ -49,6 +49,8 @@ def to_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case CapacityError(param="n" | "best_of"):
+            return invalid(str(error), error.param)
         case CapacityError():
             return ApiError(400, str(error), param=error.param, code="context_length_exceeded")
         case InvalidRequestError():

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from starlette.types import Receive, Scope
 
 from octavo.server.api_error import ApiError, invalid
+from octavo.server.config import ServerConfig
 
 
 class ClientGoneError(Exception):
     """The client closed the connection; nobody reads an answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError 413 beyond `max_bytes` (before reading it, where its length was announced)."""
+async def read_body(scope: Scope, receive: Receive, config: ServerConfig) -> bytes:
+    """The whole body.
+
+    Raises ApiError 413 beyond `max_body_bytes` (before reading it, where its length was announced), 408 where it has
+    not come within `body_timeout_s`, and ClientGoneError.
+    """
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            return await _read(scope, receive, config.max_body_bytes)
+    except TimeoutError as error:
+        message = f"the body did not come within {config.body_timeout_s:g} s; send it faster, or a shorter one"
+        raise ApiError(408, message, code="body_timeout", headers=(("connection", "close"),)) from error
+
+
+async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
             raise _too_large(max_bytes)

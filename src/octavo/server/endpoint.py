@@ -39,7 +39,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._context.config
         try:
-            body = await read_body(scope, receive, config.max_body_bytes)
+            body = await read_body(scope, receive, config)
         except ClientGoneError:
             return
         except ApiError as error:

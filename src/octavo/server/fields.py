@@ -36,9 +36,14 @@ class CommonFields:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    n: int | None = None
     user: str | None = None
     safety_identifier: str | None = None
     # usual extras of open engines
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -68,11 +73,6 @@ class ChatFields:
 
 # Known fields without support, and the values (beside null) that ask for nothing.
 _NOT_SUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none",),

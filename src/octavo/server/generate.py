@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.outputs import GenerationRequest
 from octavo.errors import InvalidRequestError
-from octavo.server.answer import AnswerFormat, AnswerLabel, event_stream, whole_answer
+from octavo.server.answer import AnswerFormat, AnswerLabel, AnswerShape, event_stream, whole_answer
 from octavo.server.api_error import invalid
 from octavo.server.chat_format import ChatFormat
 from octavo.server.completion_format import CompletionFormat
 from octavo.server.context import Call, ServerContext
+from octavo.server.echo import Echo
 from octavo.server.fields import ChatFields, CommonFields, CompletionFields, check_names, convert, wants_usage
 from octavo.server.messages import read_messages
 from octavo.server.prompts import read_prompts
 from octavo.server.reply import EventReply, JsonReply, Reply
-from octavo.server.sampling import TokenLimit, priority_of, sampling_params
+from octavo.server.sampling import TokenLimit, WantedScores, check_branches, priority_of, sampling_params
 from octavo.server.tenant import namespace
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
@@ -40,14 +41,9 @@ async def completions(context: ServerContext, call: Call) -> Reply:
     name = context.check_model(common.model)
     include_usage = wants_usage(common)
     echo = bool(fields.echo)
-    if echo and fields.logprobs is not None:
-        raise invalid(
-            "echo with logprobs is not supported by this version of octavo: the prompt's tokens are not scored",
-            "echo",
-            "unsupported_parameter",
-        )
     limit = TokenLimit(COMPLETION_MAX_TOKENS if common.max_tokens is None else common.max_tokens, "max_tokens")
-    params = sampling_params(common, context.model, limit, fields.logprobs, "logprobs")
+    scores = WantedScores(fields.logprobs, "logprobs", fields.logprobs if echo else None)
+    params = sampling_params(common, context.model, limit, scores)
     prompts = await read_prompts(
         fields.prompt,
         context.engine,
@@ -58,8 +54,9 @@ async def completions(context: ServerContext, call: Call) -> Reply:
     answer_id = f"cmpl-{context.new_id()}"
     answer = CompletionFormat(
         {"id": answer_id, "created": int(context.wall_clock()), "model": name},
-        [prompt.text or "" for prompt in prompts],
+        [Echo(prompt, context.engine.tokenizer) for prompt in prompts],
         context.engine.tokenizer,
+        num_answers=params.n,
         logprobs=fields.logprobs is not None,
         include_usage=include_usage,
     )
@@ -73,15 +70,14 @@ async def chat_completions(context: ServerContext, call: Call) -> Reply:
     name = context.check_model(common.model)
     include_usage = wants_usage(common)
     logprobs = _chat_logprobs(fields)
-    prompt = await read_messages(
-        fields.messages, context.engine, context.model.chat_template, context.config.max_messages
-    )
+    prompt = await read_messages(fields.messages, context.engine, context.model, context.config.max_messages)
     limit = _chat_limit(common, fields, context, len(prompt))
-    params = sampling_params(common, context.model, limit, logprobs, "top_logprobs")
+    params = sampling_params(common, context.model, limit, WantedScores(logprobs, "top_logprobs"))
     answer_id = f"chatcmpl-{context.new_id()}"
     answer = ChatFormat(
         {"id": answer_id, "created": int(context.wall_clock()), "model": name},
         context.engine.tokenizer,
+        num_answers=params.n,
         logprobs=logprobs is not None,
         include_usage=include_usage,
     )
@@ -91,6 +87,7 @@ async def chat_completions(context: ServerContext, call: Call) -> Reply:
 
 async def _run(context: ServerContext, call: Call, common: CommonFields, job: _Job) -> Reply:
     stream = bool(common.stream)
+    check_branches(job.params, len(job.prompts), context.config.max_branches, stream=stream)
     requests = [
         GenerationRequest(
             request_id=f"{job.answer_id}-{index}",
@@ -102,15 +99,16 @@ async def _run(context: ServerContext, call: Call, common: CommonFields, job: _J
         )
         for index, prompt in enumerate(job.prompts)
     ]
+    shape = AnswerShape(len(requests), job.params.n)
     label = AnswerLabel(call.request_id, common.user or common.safety_identifier)
     try:
         generation = await context.engine.submit(requests)
     except InvalidRequestError as error:  # it names the engine's word for the field; the client gets its own
         raise type(error)(str(error), param=job.params_as_sent.get(error.param or "", error.param)) from error
     if stream:
-        events = event_stream(generation, len(requests), job.answer, label, include_usage=job.include_usage)
+        events = event_stream(generation, shape, job.answer, label, include_usage=job.include_usage)
         return EventReply(events, generation.close)
-    return JsonReply(await whole_answer(generation, len(requests), job.answer, label))
+    return JsonReply(await whole_answer(generation, shape, job.answer, label))
 
 
 def _chat_logprobs(fields: ChatFields) -> int | None:

@@ -83,8 +83,7 @@ async def tokenize(context: ServerContext, call: Call) -> Reply:
     else:
         if fields.add_special_tokens is not None:
             raise invalid("add_special_tokens goes with prompt; in a chat the template decides", "add_special_tokens")
-        template = context.model.chat_template
-        token_ids = await read_messages(fields.messages, context.engine, template, context.config.max_messages)
+        token_ids = await read_messages(fields.messages, context.engine, context.model, context.config.max_messages)
     return JsonReply({"count": len(token_ids), "max_model_len": context.model.max_model_len, "tokens": token_ids})
 
 
@@ -113,6 +112,8 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "free_blocks": core.free_blocks,
         "cached_blocks": core.cached_blocks,
         "used_blocks": core.used_blocks,
+        "branch_saved_blocks": core.branch_saved_blocks,
+        "branch_peak_saved_blocks": core.branch_peak_saved_blocks,
         "internal_waste_tokens": core.internal_waste_tokens,
         "kv_groups": [_group(group) for group in core.kv_groups],
         "queries_tokens": core.queries_tokens,
@@ -120,6 +121,7 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "computed_tokens": core.computed_tokens,
         "recomputed_tokens": core.recomputed_tokens,
         "evicted_blocks": core.evicted_blocks,
+        "copied_blocks": core.copies,
         "preemptions": core.preemptions,
         "running": core.running,
         "waiting": core.waiting,

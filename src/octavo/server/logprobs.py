@@ -20,8 +20,13 @@ def token_name(tokenizer: Tokenizer, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken]) -> dict[str, list[object]]:
-    """Parallel lists; `top_logprobs` holds the drawn token too, where it is not among the most likely."""
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_characters_before: int = 0
+) -> dict[str, list[object]]:
+    """Parallel lists; `top_logprobs` holds the drawn token too, where it is not among the most likely.
+
+    num_characters_before: of the text that stands before these tokens' own.
+    """
     names: list[object] = []
     logprobs: list[object] = []
     tops: list[object] = []
@@ -34,7 +39,7 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken]) -> 
         names.append(name)
         logprobs.append(logprob)
         tops.append(top)
-    offsets: list[object] = [scored.text_offset for scored in tokens]
+    offsets: list[object] = [num_characters_before + scored.text_offset for scored in tokens]
     return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.chat_template import ChatTemplate
 from octavo.errors import ModelError
 from octavo.server.api_error import invalid
+from octavo.server.served_model import ServedModel
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _EMPTY_WHERE_UNSUPPORTED = ("tool_calls", "function_call", "refusal", "audio", "tool_call_id")
 
 
 async def read_messages(
-    messages: list[dict[str, object]] | None, engine: AsyncEngine, template: ChatTemplate | None, max_messages: int
+    messages: list[dict[str, object]] | None, engine: AsyncEngine, model: ServedModel, max_messages: int
 ) -> list[int]:
     """The prompt's token ids. Raises ApiError 400 naming the message and the part of it that is wrong."""
+    template = model.chat_template
     if template is None:
-        raise invalid(
-            "this model has no chat template; start the server with --chat-template FILE, or use /v1/completions",
-            "messages",
-        )
+        why = model.chat_error or "this model has no chat template; start the server with --chat-template FILE"
+        raise invalid(f"{why}, or use /v1/completions", "messages")
     if not messages:
         raise invalid("messages is missing or empty; send at least one message", "messages", "missing_field")
     if len(messages) > max_messages:

@@ -57,6 +57,12 @@ class StatusCollector:
             ("octavo_kv_blocks_free", "KV blocks that hold nothing.", core.free_blocks),
             ("octavo_kv_blocks_cached", "KV blocks kept for later requests only.", core.cached_blocks),
             ("octavo_kv_blocks_used", "KV blocks that running requests hold.", core.used_blocks),
+            ("octavo_kv_branch_saved_blocks", "KV blocks saved now by branches that share.", core.branch_saved_blocks),
+            (
+                "octavo_kv_branch_peak_saved_blocks",
+                "Most KV blocks that branches saved at once so far.",
+                core.branch_peak_saved_blocks,
+            ),
             (
                 "octavo_kv_internal_waste_tokens",
                 "Slots of held blocks that are not filled.",

@@ -14,6 +14,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 4096
 MAX_PRIORITY = 2**31 - 1
+HOW_TO_DRAW = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,25 @@ class TokenLimit:
     param: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class WantedScores:
+    """How many most likely tokens to tell beside each one of the answer and of the prompt (None: no scores at all).
+
+    `param` is the field that said so.
+    """
+
+    answer: int | None
+    param: str
+    prompt: int | None = None
+
+
 def sampling_params(
-    fields: CommonFields, model: ServedModel, limit: TokenLimit, logprobs: int | None, logprobs_param: str
+    fields: CommonFields, model: ServedModel, limit: TokenLimit, scores: WantedScores
 ) -> SamplingParams:
     """Raises ApiError or InvalidRequestError naming the field as the client wrote it."""
-    defaults = model.default_sampling
+    beams = bool(fields.use_beam_search)
+    # Advice on how to draw is not for beam search, which draws nothing.
+    defaults = {name: value for name, value in model.default_sampling.items() if not (beams and name in HOW_TO_DRAW)}
 
     def number(name: str, otherwise: float) -> float:
         given = getattr(fields, name)
@@ -51,17 +66,42 @@ def sampling_params(
             stop=_stop_strings(fields.stop),
             stop_token_ids=_stop_token_ids(fields.stop_token_ids or [], model.vocab_size),
             ignore_eos=bool(fields.ignore_eos),
-            logprobs=logprobs,
+            logprobs=scores.answer,
             include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+            n=1 if fields.n is None else fields.n,
+            best_of=fields.best_of,
+            use_beam_search=beams,
+            length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
+            early_stopping=False if fields.early_stopping is None else fields.early_stopping,
+            prompt_logprobs=scores.prompt,
         )
     except InvalidRequestError as error:
-        renamed = {"max_tokens": limit.param or "max_tokens", "logprobs": logprobs_param}
+        renamed = {"max_tokens": limit.param or "max_tokens", "logprobs": scores.param}
         ours = error.param or ""
         message = str(error)
         theirs = renamed.get(ours, ours)
         raise InvalidRequestError(
             message.replace(ours, theirs, 1) if ours else message, param=theirs or None
         ) from error
+
+
+def check_branches(params: SamplingParams, num_prompts: int, max_branches: int, *, stream: bool) -> None:
+    """Raises ApiError 400 for a stream of what is known at the end only, and for too many branches in one request."""
+    name = "n" if params.best_of is None else "best_of"
+    if stream and params.answers_at_end:
+        why = "use_beam_search" if params.use_beam_search else f"best_of {params.best_of} above n {params.n}"
+        raise invalid(
+            f"stream is true with {why}: no part of an answer is known before all branches have ended; send stream "
+            f"false, or leave {'use_beam_search' if params.use_beam_search else 'best_of'} out",
+            "stream",
+        )
+    width = params.num_branches
+    if width > 1 and width * num_prompts > max_branches:
+        raise invalid(
+            f"{num_prompts} prompts x {name} {width} = {num_prompts * width} branches; this server takes at most "
+            f"{max_branches} in one request",
+            name,
+        )
 
 
 def priority_of(fields: CommonFields) -> int:

@@ -15,6 +15,7 @@ class ServedModel:
     `max_model_len` bounds prompt + output of a request; `max_request_tokens` is that or less, where the pool of blocks
     cannot hold so much. `default_sampling` is the model's own advice (from its generation_config.json), for fields
     that a request leaves out. `vocab_size` is the number of token ids. `degraded`: what was asked for and is not had.
+    `chat_error` is what is wrong with the model's own template, where it cannot be used.
     """
 
     names: tuple[str, ...]
@@ -22,6 +23,7 @@ class ServedModel:
     max_request_tokens: int
     vocab_size: int
     chat_template: ChatTemplate | None = None
+    chat_error: str | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     created: int = 0
     digest: str = ""

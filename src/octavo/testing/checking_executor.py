@@ -7,10 +7,12 @@ that a test tells it, and never looks into the core.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.core.step import BlockCopy, Row, SampledToken, SampleSpec, StepPlan, StepResult
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import BlockCopy, Row, SampledToken, SampleSpec, StepPlan, StepResult, TokenLogprob
 
 _MASK = 2**64 - 1
 
@@ -27,6 +29,21 @@ def sample_token(prefix: int, spec: SampleSpec, vocab_size: int) -> int:
     while token in spec.banned_token_ids:
         token = (token + 1) % vocab_size
     return token
+
+
+def candidates_of(prefix: int, spec: SampleSpec, vocab_size: int) -> list[TokenLogprob]:
+    """All tokens that may follow a text, most likely first: a function of the text alone."""
+    allowed = [token for token in range(vocab_size) if token not in spec.banned_token_ids]
+    weights = {token: extend_hash(prefix, token) % 4096 / 512 for token in allowed}
+    total = math.log(sum(math.exp(-weight) for weight in weights.values()))
+    ordered = sorted(allowed, key=lambda token: (weights[token], token))
+    return [TokenLogprob(token, -weights[token] - total) for token in ordered]
+
+
+def score_of(prefix: int, token: int, vocab_size: int) -> float:
+    """The log-probability of a token after a text."""
+    spec = SampleSpec(SamplingParams(), 0, 0)
+    return next(one.logprob for one in candidates_of(prefix, spec, vocab_size) if one.token_id == token)
 
 
 def reference_text(prompt: Sequence[int], specs: Sequence[SampleSpec], vocab_size: int) -> list[int]:
@@ -70,6 +87,10 @@ class CheckingExecutor:
         """Tell a request's prompt, so that reading another's text is noticed even where that text is whole."""
         self._texts[request_id] = list(token_ids)
 
+    def forget(self, request_id: str) -> None:
+        """What its text will be is not known."""
+        self._texts.pop(request_id, None)
+
     def execute(self, plan: StepPlan) -> StepResult:
         if self._keep_plans:
             self.plans.append(plan)
@@ -85,14 +106,45 @@ class CheckingExecutor:
             last = self._write(row, prefix)
             if row.request_id in self.fail_next:
                 result.failed[row.request_id] = self.fail_next.pop(row.request_id)
-            elif row.sample is not None:
-                token = sample_token(last, row.sample, self._vocab_size)
-                result.sampled[row.request_id] = SampledToken(token)
-                if row.request_id in self._texts:
-                    self._check_sample(row, row.sample)
-                    self._texts[row.request_id].append(token)
+                continue
+            self._score_prompt(row, prefix, result)
+            specs = [] if row.sample is None else [(row.request_id, row.sample)]
+            specs += [(branch.request_id, branch.sample) for branch in row.branch_samples]
+            for name, spec in specs:
+                self._sample(name, row, last, spec, result)
         self.num_processed_tokens += result.num_tokens
         return result
+
+    def _sample(self, name: str, row: Row, prefix: int, spec: SampleSpec, result: StepResult) -> None:
+        """`name` is the row's own request, or a branch whose text ends with the row."""
+        assert name not in result.sampled, f"{name} draws twice in one step"
+        if name in self._texts:
+            self._check_sample(name, row, spec)
+        if spec.num_candidates:
+            found = candidates_of(prefix, spec, self._vocab_size)
+            result.candidates[name] = tuple(found[: spec.num_candidates])
+            return
+        token = sample_token(prefix, spec, self._vocab_size)
+        logprob = score_of(prefix, token, self._vocab_size) if spec.wants_logprob else None
+        result.sampled[name] = SampledToken(token, logprob)
+        if name in self._texts:
+            self._texts[name].append(token)
+
+    def _score_prompt(self, row: Row, prefix: int, result: StepResult) -> None:
+        scores = row.prompt_scores
+        if scores is None:
+            return
+        assert scores.targets, f"{row.request_id}: scores of nothing"
+        assert scores.first + len(scores.targets) <= len(row.token_ids), f"{row.request_id}: scores beyond its row"
+        text, found = self._texts.get(row.request_id), []
+        for index, token in enumerate(row.token_ids):
+            prefix = extend_hash(prefix, token)
+            if scores.first <= index < scores.first + len(scores.targets):
+                target = scores.targets[index - scores.first]
+                place = row.start + index + 1
+                assert text is None or text[place] == target, f"{row.request_id}: a foreign target at {place}"
+                found.append(SampledToken(target, score_of(prefix, target, self._vocab_size)))
+        result.prompt_scores[row.request_id] = tuple(found)
 
     def _block(self, block_id: int) -> list[Slot | None]:
         assert block_id >= 0, f"block {block_id} does not exist"
@@ -160,10 +212,13 @@ class CheckingExecutor:
                 self._block(table[index])[offset] = Slot(position, token, prefix)
         return prefix
 
-    def _check_sample(self, row: Row, spec: SampleSpec) -> None:
-        end, text = row.start + len(row.token_ids), self._texts[row.request_id]
-        assert end == len(text), f"{row.request_id}: samples after {end} of {len(text)} tokens"
+    def _check_sample(self, name: str, row: Row, spec: SampleSpec) -> None:
+        end, text = row.start + len(row.token_ids), self._texts[name]
+        assert end == len(text), f"{name}: samples after {end} of {len(text)} tokens"
+        if name != row.request_id and row.request_id in self._texts:
+            # The row's own text may have grown in this step already: it draws first.
+            assert self._texts[row.request_id][:end] == text, f"{name} draws from the text of {row.request_id}"
         if spec.prompt_token_ids:
             history = [*spec.prompt_token_ids, *spec.output_token_ids]
-            assert history == text, f"{row.request_id}: the penalties see another text"
-            assert len(spec.output_token_ids) == spec.position, f"{row.request_id}: position {spec.position} is wrong"
+            assert history == text, f"{name}: the penalties see another text"
+            assert len(spec.output_token_ids) == spec.position, f"{name}: position {spec.position} is wrong"

@@ -256,6 +256,7 @@ class Kernels {
 
   void copy_blocks(const U1& pool, size_t block_bytes, const CI1& sources, const CI1& targets) {
     require(sources.shape(0) == targets.shape(0), "sources and targets must have the same length");
+    require(block_bytes > 0 && pool.shape(0) % block_bytes == 0, "the pool must be a whole number of blocks");
     const int64_t num_blocks = static_cast<int64_t>(pool.shape(0) / block_bytes);
     for (size_t i = 0; i < sources.shape(0); i++)
       require(sources.data()[i] >= 0 && sources.data()[i] < num_blocks && targets.data()[i] >= 0 && targets.data()[i] < num_blocks,
@@ -303,7 +304,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_bytes", [](const Linear& l) { return l.num_bytes; })
       .def_prop_ro("weights_dtype", [](const Linear& l) { return name_of(l.weights.dtype); });
   nb::class_<KVView>(m, "KVView");
-  m.def("make_kv_view", &make_kv_view, nb::arg("pool"), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
+  m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"));
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, const std::string&, int>(), nb::arg("num_threads"), nb::arg("instruction_set"), nb::arg("spin_pauses"))

@@ -13,10 +13,17 @@ namespace octavo {
 
 ThreadPool::ThreadPool(int num_threads, int spin_pauses)
     : num_threads_(num_threads < 1 ? 1 : num_threads), spin_pauses_(spin_pauses) {
-  for (int thread = 1; thread < num_threads_; thread++) threads_.emplace_back([this, thread] { worker(thread); });
+  try {
+    for (int thread = 1; thread < num_threads_; thread++) threads_.emplace_back([this, thread] { worker(thread); });
+  } catch (...) {  // the machine gives no more threads: those that run must end before their vector goes
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;

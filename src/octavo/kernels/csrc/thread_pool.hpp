@@ -16,7 +16,7 @@ using PieceFn = void (*)(void* context, int piece, int thread);
 class ThreadPool {
  public:
   // The caller of `run` is thread 0 and works too; num_threads - 1 workers are started. A thread that waits spins for
-  // spin_pauses pauses of the processor before it sleeps.
+  // spin_pauses pauses of the processor before it sleeps. Throws std::system_error when the machine gives no more threads.
   ThreadPool(int num_threads, int spin_pauses);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -33,6 +33,7 @@ class ThreadPool {
     std::atomic<void*> context{nullptr};
     std::atomic<uint32_t> num_pieces{0};
   };
+  void stop();
   void worker(int thread);
   void drain(int thread);
   void wake_workers();

@@ -1,0 +1,55 @@
+"""How much memory branches of a request have in common, counted from their block tables. Pure.
+
+Blocks that are shared stand at the beginning of tables, in the same places: branches share what they have in common
+from the start of their text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from octavo.core.radix_tree import common_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Of one request. `peak_saved_blocks` were saved when `peak_blocks` were held: that was when most were saved."""
+
+    saved_blocks: int = 0  # blocks that its branches would need without sharing, less those that they hold
+    peak_saved_blocks: int = 0
+    peak_blocks: int = 0  # blocks held then
+
+
+@dataclass(frozen=True, slots=True)
+class BranchTable:
+    branch: int
+    num_tokens: int  # computed, so in the blocks
+    block_ids: tuple[tuple[int, ...], ...]  # one table per KV group
+    num_shared: int  # so many of the first blocks of each table another branch holds as well
+
+
+@dataclass(frozen=True, slots=True)
+class BranchMemory:
+    """What the branches of one request hold now."""
+
+    request_id: str
+    tables: tuple[BranchTable, ...]
+    blocks: int  # different ones
+    sharing: Sharing
+
+
+def count_blocks(tables: Sequence[array[int]]) -> tuple[int, int]:
+    """Different blocks in these tables of one KV group, and blocks that they would be without sharing."""
+    total = sum(map(len, tables))
+    texts = sorted(table.tobytes() for table in tables)
+    common = sum(common_tokens(one, other) for one, other in pairwise(texts))
+    return total - common, total
+
+
+def num_shared(table: array[int], others: Sequence[array[int]]) -> int:
+    """How many of its first blocks another table has as well."""
+    text = table.tobytes()
+    return max((common_tokens(text, other.tobytes()) for other in others), default=0)
