@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
 from octavo.core import events
 from octavo.core.admission import LOOKS_AT_ONCE
 from octavo.core.request import PRIORITY_STEP, Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.step import StepPlan, StepResult
 from octavo.errors import CapacityError, InvalidRequestError
 from tests.core.core_harness import Harness, Shadow
 
@@ -23,6 +27,30 @@ def cached(harness: Harness, request_id: str) -> int:
     final = harness.shadows[request_id].final
     assert final is not None
     return final.num_cached_tokens
+
+
+def waits_of(harness: Harness) -> list[tuple[str, int]]:
+    """Who has waited for a prefix so far, and for how many blocks."""
+    return [(event.request_id, event.num_blocks) for event in harness.events if isinstance(event, events.RequestWaits)]
+
+
+def while_it_runs(harness: Harness, act: Callable[[], object]) -> None:
+    """Do something between the plan of the next step and what comes of it."""
+    execute = harness.execute
+
+    def once(plan: StepPlan) -> StepResult:
+        harness.execute = execute  # type: ignore[method-assign]
+        result = execute(plan)
+        act()
+        return result
+
+    harness.execute = once  # type: ignore[method-assign]
+
+
+def end_now(harness: Harness, request_id: str, *, as_stop: bool = False) -> None:
+    assert (harness.core.finish if as_stop else harness.core.abort)(request_id)
+    assert not harness.core.abort(request_id), "a request was ended twice"
+    del harness.unfinished[request_id]
 
 
 # -- what can never be served
@@ -186,18 +214,30 @@ def test_others_behind_the_one_who_waits_may_start() -> None:
 
 @pytest.mark.parametrize("end", ["abort", "finish", "fail"])
 def test_a_wait_ends_with_the_one_who_computes(end: str) -> None:
-    harness = Harness(num_blocks=64, budget=8)
+    harness = Harness(num_blocks=64, budget=50)
     slow, waiter = harness.add([*SYSTEM, 0]), harness.add([*SYSTEM, 1])
-    harness.step()
     if end == "fail":
         harness.executor.fail_next[slow] = "told to fail"
-        harness.step()
     else:
-        harness.end(slow, as_stop=end == "finish")
+        while_it_runs(harness, lambda: end_now(harness, slow, as_stop=end == "finish"))
     harness.step()
-    assert list(rows_of(harness)) == [waiter]
+    assert waits_of(harness) == [(waiter, 10)]
+    harness.step()
+    assert rows_of(harness) == {waiter: (0, 41)}, "nothing was committed, so it computes all by itself"
     harness.drain()
-    assert cached(harness, waiter) == 8, "what was committed before is hit"
+    assert harness.shadows[slow].output == []
+    harness.empty()
+
+
+def test_who_is_behind_one_who_ends_in_the_middle_hits_what_was_committed() -> None:
+    harness = Harness(num_blocks=64, budget=8)
+    slow, behind = harness.add([*SYSTEM, 0]), harness.add([*SYSTEM, 1])
+    harness.step()
+    harness.end(slow)
+    harness.step()
+    assert list(rows_of(harness)) == [behind]
+    harness.drain()
+    assert cached(harness, behind) == 8
     harness.empty()
 
 
@@ -241,13 +281,13 @@ def test_nobody_waits_for_one_who_comes_after_it() -> None:
 
 
 def test_an_aborted_waiter_leaves_no_trace() -> None:
-    harness = Harness(num_blocks=64, budget=8)
+    harness = Harness(num_blocks=64, budget=50, seats=8)
     slow = harness.add([*SYSTEM, 0])
     waiters = [harness.add([*SYSTEM, 1, n]) for n in range(3)]
+    while_it_runs(harness, lambda: [end_now(harness, waiter) for waiter in waiters[:2]])
     harness.step()
-    assert harness.core.status().waiting == 3
-    for waiter in waiters[:2]:
-        harness.end(waiter)
+    assert waits_of(harness) == [(waiter, 10) for waiter in waiters]
+    assert harness.core.status().waiting == 1
     harness.drain()
     assert cached(harness, waiters[2]) == 40
     assert cached(harness, slow) == 0
@@ -304,6 +344,19 @@ def test_f15_a_long_prompt_holds_up_nobody() -> None:
             elif talker in harness.unfinished:
                 pytest.fail(f"{talker} got no token in a step")
     assert num_long > 10, "no long prompt was prefilled meanwhile"
+    harness.empty()
+
+
+def test_f15_not_even_the_long_prompt_of_one_who_comes_before() -> None:
+    """Decode goes first in every step, also before an urgent prompt that goes first in everything else."""
+    harness = Harness(num_blocks=300, budget=12, seats=4)
+    talkers = [harness.add([n], 60) for n in range(2)]
+    harness.step()
+    urgent = [harness.add([n, 1, 2] * 60, 1, priority=-1) for n in range(2)]
+    for _ in range(20):
+        told = {output.request_id for output in harness.step()}
+        assert set(talkers) <= told
+    assert harness.shadows[urgent[0]].num_run == 180, "no long prompt was prefilled meanwhile"
     harness.empty()
 
 
@@ -378,20 +431,40 @@ def test_everything_is_computed_again_without_a_kv_cache() -> None:
     harness.empty()
 
 
+def test_the_waste_is_what_running_requests_hold_and_have_not_filled() -> None:
+    harness = Harness(block_size=4, num_blocks=32, budget=16, seats=4)
+    for count in (5, 4, 2):
+        harness.add([count % 3] * count, 6)
+    assert harness.core.status().internal_waste_tokens == 0
+    harness.step()
+    assert harness.core.status().internal_waste_tokens == 3 + 0 + 2
+    harness.step()
+    assert harness.core.status().internal_waste_tokens == 2 + 3 + 1
+    harness.empty()
+
+
 # -- ends
 
 
-@pytest.mark.parametrize("state", ["queued", "waits for a prefix", "prefill", "decode", "preempted"])
+@pytest.mark.parametrize(
+    "state", ["queued", "behind its prefix", "waits for a prefix", "prefill", "its step runs", "decode", "preempted"]
+)
 @pytest.mark.parametrize("as_stop", [False, True])
 def test_f11_an_abort_in_any_state_frees_at_once(state: str, as_stop: bool) -> None:
     harness = Harness(block_size=2, num_blocks=12, budget=4, seats=2)
     if state == "queued":
         victim = harness.add([0] * 5)
-    elif state == "waits for a prefix":
+    elif state == "behind its prefix":
         harness.add([0] * 8)
         victim = harness.add([*[0] * 7, 1])
         harness.step()
         assert harness.core.status().waiting == 1
+    elif state in ("waits for a prefix", "its step runs"):
+        first, second = harness.add([0, 0, 0]), harness.add([0, 0, 1])
+        victim = first if state == "its step runs" else second
+        while_it_runs(harness, lambda: end_now(harness, victim, as_stop=as_stop))
+        harness.step()
+        assert waits_of(harness) == [(second, 1)]
     elif state == "prefill":
         victim = harness.add([0] * 12)
         harness.step()
@@ -405,7 +478,8 @@ def test_f11_an_abort_in_any_state_frees_at_once(state: str, as_stop: bool) -> N
         victim = harness.add([1, 1], 16)
         while not harness.shadows[victim].preemptions:
             harness.step()
-    harness.end(victim, as_stop=as_stop)
+    if victim in harness.unfinished:
+        harness.end(victim, as_stop=as_stop)
     assert victim not in {request.request_id for request in harness.scheduler.running}
     harness.step()
     final = harness.shadows[victim].final
@@ -450,6 +524,52 @@ def test_when_a_step_raises_all_can_be_ended_with_an_error(monkeypatch: pytest.M
     status = harness.core.status()
     assert (status.used_blocks, status.running, status.waiting) == (0, 0, 0)
     assert harness.core.fail_all("again") == []
+
+
+@pytest.mark.parametrize("num_rows_done", [0, 1, 3])
+def test_f4_a_step_that_broke_off_poisons_nothing(num_rows_done: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows of the step were written, some were not: whoever comes later gets its own text, hits included."""
+    harness = Harness(block_size=4, num_blocks=32, budget=24, seats=4)
+    for n in range(3):
+        harness.add([*SYSTEM[:12], n, n, n], 6)
+    for _ in range(2):
+        harness.step()
+    broken: list[StepPlan] = []
+
+    def breaks(plan: StepPlan) -> StepResult:
+        broken.append(plan)
+        harness.executor.execute(replace(plan, rows=plan.rows[:num_rows_done]))
+        raise RuntimeError("the kernels stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(harness, "execute", breaks)
+        with pytest.raises(RuntimeError, match="the kernels stopped"):
+            harness.core.step()
+    assert len(broken[0].rows) == 3
+    for output in harness.core.fail_all("the kernels stopped"):
+        harness.shadows[output.request_id].final = output
+        del harness.unfinished[output.request_id]
+    harness.check_structure()
+    again = [
+        harness.core.add(Request(f"again {n}", [*SYSTEM[:12], n, n, n], SamplingParams(max_tokens=6), seed=7))
+        for n in range(3)
+    ]
+    assert len(again) == 3
+    texts: dict[str, list[int]] = {}
+    finals = []
+    while harness.core.has_work:
+        plan = harness.scheduler.schedule()
+        result = harness.executor.execute(plan)  # it believes nothing: every slot that is read is checked
+        for output in harness.scheduler.update(plan, result):
+            assert output.token is not None
+            texts.setdefault(output.request_id, []).append(output.token.token_id)
+            if output.finish_reason is not None:
+                finals.append(output)
+    for n in range(3):
+        shadow = Shadow([*SYSTEM[:12], n, n, n], SamplingParams(max_tokens=6), 7, (), "")
+        assert texts[f"again {n}"] == shadow.reference()[0]
+    assert all(output.num_cached_tokens >= 12 for output in finals), "what was committed before is still hit"
+    assert harness.core.status().used_blocks == 0
 
 
 # -- stops

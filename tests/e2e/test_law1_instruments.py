@@ -29,6 +29,7 @@ class WrappedOps:
         self.num_copied = 0
         self.loses_copies = False
         self.forgets_to_write = -1  # position
+        self.breaks = False
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
         return self.ops.pack_linear(weight, bias, weights_dtype)
@@ -60,6 +61,8 @@ class WrappedOps:
                     layout.write_token(kv, int(table[block]), later, k[:, position], v[:, position])
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+        if self.breaks:
+            raise RuntimeError("told to break")
         self.ops.paged_attention(q, batch, kv, scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
@@ -120,6 +123,32 @@ def test_foreign_values_in_slots_are_seen(model: CausalLM, ops: WrappedOps) -> N
     again = engine.ask("again", PROMPT)
     with pytest.raises(AssertionError, match="logits of token 0 differ"):
         cases.assert_same(again, expected, "damaged")
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 8])
+def test_a_step_that_broke_off_poisons_nothing(model: CausalLM, ops: WrappedOps, num_steps: int) -> None:
+    """F4: in the middle of a layer, in prefill or decode; the next request hits what was committed, bit for bit."""
+
+    def make(**settings: Any) -> Engine:
+        return Engine(model, ops, **settings)
+
+    expected = cases.cold(make, PROMPT)
+    engine = make(config=cases.SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=30))
+    engine.add("one", PROMPT)
+    engine.add("two", [*PROMPT[:50], 7, 8, 9])
+    for _ in range(num_steps):
+        engine.step()
+    ops.breaks = True
+    with pytest.raises(RuntimeError, match="told to break"):
+        engine.step()
+    ops.breaks = False
+    assert {output.finish_reason for output in engine.core.fail_all("told to break")} == {"error"}
+    assert engine.core.status().used_blocks == 0
+    engine.answers.clear()
+    answer = engine.ask("again", PROMPT)
+    assert answer.final is not None
+    assert answer.final.num_cached_tokens >= 16 * min(num_steps, 6)
+    cases.assert_same(answer, expected, "after a broken step")
 
 
 @pytest.mark.parametrize("kv_format", ["f32", "bf16"])

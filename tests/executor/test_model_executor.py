@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.core.sampling_params import SamplingParams
@@ -105,9 +106,10 @@ def test_a_foreign_token_id_fails_its_request_alone() -> None:
     assert result.num_tokens == model.num_rows == 3
 
 
-def test_when_every_row_fails_nothing_runs() -> None:
+@pytest.mark.parametrize("strange", [VOCAB_SIZE, -1])
+def test_when_every_row_fails_nothing_runs(strange: int) -> None:
     executor, model, _ = make()
-    result = executor.execute(StepPlan(0, (), (row("a", 0, (99,), [0]),)))
+    result = executor.execute(StepPlan(0, (), (row("a", 0, (strange,), [0]),)))
     assert result.sampled == {}
     assert set(result.failed) == {"a"}
     assert result.num_tokens == model.num_rows == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SampledToken, SampleSpec
+from octavo.executor import sampler
 from octavo.executor.sampler import SampleFailure, sample
 from octavo.kernels.ops import F32
 
@@ -125,6 +126,32 @@ def test_what_may_be_drawn_is_what_the_sorted_reading_keeps(
         assert rank[token.token_id] <= limit  # one more at most, where a sum lies on the edge of top_p
     if top_k > 0:
         assert max(rank[token.token_id] for token in tokens) < top_k
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"), [({"top_p": 0.9}, 17_600), ({"top_k": 5000}, 5000), ({"top_k": 5000, "top_p": 0.99}, 5000)]
+)
+def test_a_long_flat_tail_is_kept_as_far_as_it_was_asked_for(fields: dict[str, Any], limit: int) -> None:
+    """Each of 20,000 tokens is 3,000 times less likely than the first, and together they are likelier."""
+    logits = np.full(20_001, -8.0, np.float32)
+    logits[0] = 0.0
+    probabilities = reference_distribution(logits, SamplingParams(**fields))
+    found = np.array([draw(logits, spec(seed, **fields)).token_id for seed in range(300)])
+    assert abs(np.count_nonzero(found) / 300 - (1 - probabilities[0])) < 0.1
+    assert probabilities[found].all()
+    assert limit * 0.9 < found.max() < limit
+
+
+@pytest.mark.parametrize("fields", [{}, {"min_p": 1e-6}])
+def test_the_largest_random_number_draws_the_last_possible_token(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums in another order round differently: that must not lead past the end, to tokens of probability 0."""
+    monkeypatch.setattr(sampler, "uniform", lambda seed, position: 1.0 - 2.0**-53)
+    for seed in range(100):
+        logits = np.log(np.random.default_rng(seed).random(700, np.float32) + 0.1)
+        logits[600:] = -1000.0
+        assert draw(logits, spec(**fields)).token_id == 599
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:

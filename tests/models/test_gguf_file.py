@@ -21,7 +21,11 @@ from tests.models.tiny_gguf import make_tiny_gguf
 HUGE = 2**64 - 1
 LIKELY_BYTES = st.sampled_from([0, 1, 8, 9, 0x7F, 0x80, 0xFF])
 LIKELY_NUMBERS = st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63, HUGE])
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+)
 
 
 def text(value: str | bytes) -> bytes:

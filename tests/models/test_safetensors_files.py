@@ -19,7 +19,11 @@ from octavo.models.safetensors_file import INDEX_NAME, SafetensorsFiles
 from tests.models.tiny_models import make_tiny_model, to_stored, write_safetensors
 
 LIKELY_BYTES = st.sampled_from(b'0123456789-[]{},:"eE.\\\0\xff')
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+)
 
 
 def entry(shape: Any = (2, 2), offsets: Any = (0, 16), dtype: Any = "F32") -> dict[str, Any]:

@@ -54,7 +54,11 @@ BODIES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), BODIES), min_size=10, max_size=10))
 def test_fuzzed_fields_never_give_500(tokenizer: Tokenizer, calls: list[tuple[str, dict[str, Any]]]) -> None:
     async def work() -> None:
@@ -70,7 +74,11 @@ def test_fuzzed_fields_never_give_500(tokenizer: Tokenizer, calls: list[tuple[st
     run(work)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large, HealthCheck.too_slow],
+)
 @given(st.lists(st.binary(max_size=200) | st.text(max_size=50).map(str.encode), min_size=10, max_size=10))
 def test_fuzzed_bytes_never_give_500(tokenizer: Tokenizer, bodies: list[bytes]) -> None:
     async def work() -> None:
