@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
-from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 import octavo
 
@@ -36,18 +35,7 @@ PROMPTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def reference(smollm2_path: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent,
-        gguf_file=smollm2_path.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.float32,
-    )
-    return model.eval()
-
-
-def test_greedy_text_equals_transformers(smollm2_path: Path, reference: PreTrainedModel) -> None:
+def test_greedy_text_equals_transformers(smollm2_path: Path, smollm2_reference: PreTrainedModel) -> None:
     """20 prompts x 64 tokens.
 
     Each of our texts is fed to transformers whole: if at every position its most likely token is the one that we chose,
@@ -61,7 +49,7 @@ def test_greedy_text_equals_transformers(smollm2_path: Path, reference: PreTrain
         ours = list(completion.token_ids)
         assert len(ours) == NUM_TOKENS
         with torch.no_grad():
-            logits = reference(torch.tensor([prompt + ours])).logits[0, len(prompt) - 1 : -1]
+            logits = smollm2_reference(torch.tensor([prompt + ours])).logits[0, len(prompt) - 1 : -1]
         theirs = logits.argmax(-1).tolist()
         first = next((i for i in range(NUM_TOKENS) if theirs[i] != ours[i]), None)
         assert first is None, f"token {first} of {prompt}: {ours[first]} and {theirs[first]}"
