@@ -106,7 +106,9 @@ def run_round(engine: Engine, workloads: list[str], log: Path) -> dict[str, Any]
         for name in workloads:
             command = [sys.executable, str(HERE / "client.py"), engine.url, engine.model, name]
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-            result[name] = json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr[-500:]}
+            result[name] = (
+                json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.strip().rpartition("\n")[2]}
+            )
             print(engine.name, done.stdout.strip() or done.stderr[-300:], flush=True)
         if process is not None:
             result["peak_rss_bytes"] = peak_rss(process.pid)
