@@ -364,7 +364,7 @@ class _Answer:
         return is_stopped
 
     def completion(self) -> Completion:
-        return completion_of(self._deltas, self.request.params)
+        return completion_of(self._deltas, self._opened.request.params)
 
 
 def _each(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

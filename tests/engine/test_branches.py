@@ -200,3 +200,22 @@ def test_an_id_may_be_used_again_at_once(tokenizer: Tokenizer) -> None:
             assert (answer.text, answer.finish_reason) == ("Hello, ", "stop")
 
     run(engine, main())
+
+
+def test_each_step_tells_what_branches_hold(tokenizer: Tokenizer) -> None:
+    engine = new_engine(tokenizer)
+    seen = []
+
+    async def main() -> None:
+        requests = [
+            GenerationRequest("plain", PROMPT, SamplingParams(max_tokens=20)),
+            GenerationRequest("samples", PROMPT, SamplingParams(max_tokens=6, n=3)),
+        ]
+        generation = await engine.submit(requests, on_memory=seen.append)
+        while not generation.finished:
+            await generation.take()
+
+    run(engine, main())
+    assert len(seen) == 5, "after each step but the last, which frees all"
+    assert {memory.request_id for (memory,) in seen} == {"samples"}
+    assert {len(memory.tables) for (memory,) in seen} == {3}

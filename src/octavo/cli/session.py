@@ -93,7 +93,7 @@ class Session:
     ) -> list[Answer]:
         """Answers all prompts at once; `on_text` hears each piece. After Ctrl-C those that were open are INTERRUPTED.
 
-        `on_memory` hears, about once a step, what the branches of prompts that have several hold. Raises what the
+        `on_memory` hears after each step what the branches of prompts that have several hold. Raises what the
         engine raises for a prompt that it cannot take, before any is answered.
         """
         return self._runner.run(self._answer(prompts, params, on_text, on_memory))
@@ -119,8 +119,7 @@ class Session:
         ]
         start_s = time.perf_counter()
         heard = [[_Heard() for _ in range(request.params.n)] for request in requests]
-        generation = await self._engine.submit(requests)
-        watching = None if on_memory is None else asyncio.ensure_future(self._watch(on_memory))
+        generation = await self._engine.submit(requests, on_memory=on_memory)
         try:
             while not generation.finished:
                 for index, delta in await generation.take():
@@ -131,16 +130,8 @@ class Session:
             pass  # Ctrl-C; what has come so far is the answer
         finally:
             generation.close()
-            if watching is not None:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
         now_s = time.perf_counter() - start_s
         return [_answers_of(request, of_it, now_s) for request, of_it in zip(requests, heard, strict=True)]
-
-    async def _watch(self, on_memory: MemoryListener) -> None:
-        """The engine replies between two steps, so each round shows another step."""
-        while True:
-            on_memory(await self._engine.branch_memory())
 
 
 class _Heard:

@@ -65,12 +65,9 @@ class Branches:
             )
             self.search = BeamSearch(rules)
         else:
+            if params.answers_at_end and params.logprobs is None:  # they are chosen by their log-probabilities
+                root.params = replace(params, logprobs=0)
             self.open += [root.new_branch(i, branch_seed(root.seed, i)) for i in range(1, self.width)]
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether branches are chosen by the sum of their log-probabilities."""
-        return self.search is None and self.open[0].params.answers_at_end
 
     @property
     def num_candidates(self) -> int:

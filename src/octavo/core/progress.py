@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from octavo.core import events
 from octavo.core.admission import Admission
@@ -12,7 +11,7 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.branches import Branches
 from octavo.core.config import SchedulerConfig
 from octavo.core.request import Request, RequestStatus
-from octavo.core.request_output import RequestOutput, beam_outputs, output_of
+from octavo.core.request_output import RequestOutput, beam_outputs, output_of, with_scores
 from octavo.core.running import Running
 from octavo.core.status import Counters
 from octavo.core.step import Row, SampledToken, StepPlan, StepResult
@@ -117,7 +116,7 @@ class Progress:
         scores = result.prompt_scores.get(row.request_id, ()) if row.prompt_scores is not None else ()
         request.num_scored_tokens += len(scores)
         if scores:
-            outputs[:1] = [replace(outputs[0] if outputs else output_of(request, None), prompt_scores=scores)]
+            outputs[:1] = [with_scores(outputs[0] if outputs else output_of(request, None), scores)]
         return outputs
 
     def _take_token(self, request: Request, token: SampledToken) -> RequestOutput:

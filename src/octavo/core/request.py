@@ -155,14 +155,13 @@ class Request:
         position = len(self.token_ids) - self.num_prompt_tokens
         banned = self.banned_token_ids if position < self.params.min_tokens else ()
         group = self.group
-        if not self.needs_token_history and group is None:
+        if group is None and not self.needs_token_history:
             return SampleSpec(self.params, self.seed, position, banned)
-        prompt: tuple[int, ...] = ()
-        output: tuple[int, ...] = ()
-        if self.needs_token_history:
-            prompt, output = tuple(self.token_ids[: self.num_prompt_tokens]), self.output_token_ids
-        wants_logprob, num_candidates = (False, 0) if group is None else (group.wants_logprobs, group.num_candidates)
-        return SampleSpec(self.params, self.seed, position, banned, prompt, output, wants_logprob, num_candidates)
+        num_candidates = 0 if group is None else group.num_candidates
+        if not self.needs_token_history:
+            return SampleSpec(self.params, self.seed, position, banned, (), (), num_candidates)
+        prompt = tuple(self.token_ids[: self.num_prompt_tokens])
+        return SampleSpec(self.params, self.seed, position, banned, prompt, self.output_token_ids, num_candidates)
 
     def prompt_scores(self, start: int, end: int) -> PromptScores | None:
         """What a row of positions [start, end) has to tell about the prompt."""

@@ -33,7 +33,6 @@ class SampleSpec:
     banned_token_ids: tuple[int, ...] = ()  # stop tokens, while fewer than min_tokens are drawn
     prompt_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
     output_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
-    wants_logprob: bool = False  # the drawn token's log-probability is needed even where params.logprobs is None
     num_candidates: int = 0  # above 0: draw nothing, give that many of the most likely tokens
 
 

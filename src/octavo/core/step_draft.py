@@ -32,7 +32,7 @@ class StepDraft:
             ()
             if group is None
             else tuple([BranchSample(b.request_id, b.sample_spec()) for b in group.drawing(request, end)]),
-            request.prompt_scores(start, end),
+            None if request.params.prompt_logprobs is None else request.prompt_scores(start, end),
         )
         self.budget -= end - start
 

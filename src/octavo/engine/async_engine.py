@@ -24,6 +24,7 @@ from octavo.engine.commands import (
     Drain,
     GetBranchMemory,
     GetStatus,
+    MemoryListener,
     ResetPrefixCache,
     Stop,
     Submit,
@@ -115,8 +116,10 @@ class AsyncEngine:
             self._started = True
             self._loop.start()
 
-    async def submit(self, requests: Sequence[GenerationRequest]) -> Generation:
-        """Admits all of them or none.
+    async def submit(
+        self, requests: Sequence[GenerationRequest], *, on_memory: MemoryListener | None = None
+    ) -> Generation:
+        """Admits all of them or none. `on_memory` hears after each step what those hold that have several branches.
 
         Raises CapacityError for one that can never fit, EngineOverloadedError when the queue is full and
         EngineStoppedError when the engine takes no requests.
@@ -129,7 +132,10 @@ class AsyncEngine:
         try:
             opened = [self._open(request) for request in requests]
             self._post(
-                *(Submit(one, inbox, at, reply) for at, (one, reply) in enumerate(zip(opened, replies, strict=True)))
+                *(
+                    Submit(one, inbox, at, reply, on_memory)
+                    for at, (one, reply) in enumerate(zip(opened, replies, strict=True))
+                )
             )
             results = await asyncio.gather(*replies, return_exceptions=True)
             for result in results:

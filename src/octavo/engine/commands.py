@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.core.sharing import BranchMemory
 from octavo.engine.inbox import Inbox
 from octavo.engine.open_request import OpenRequest
 from octavo.engine.status import EngineStatus
+
+MemoryListener = Callable[[tuple[BranchMemory, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,7 @@ class Submit:
     inbox: Inbox
     index: int
     reply: asyncio.Future[None]
+    on_memory: MemoryListener | None = None  # called on the inbox's event loop, after each step
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class EngineLoop:
         self._state = "running"
         self._reason: str | None = None
         self._open: dict[str, Submit] = {}  # Invariant: a request leaves it exactly when its final delta is sent
+        self._watched: dict[str, Submit] = {}  # those of them whose memory is to be told
         # Ends that this loop has told already, and that the core tells with its next step: id -> how many. By then the
         # same id may be another request's.
         self._told_ends: Counter[str] = Counter()
@@ -183,10 +184,13 @@ class EngineLoop:
             self._answer(submit.reply, error)
             return
         self._open[request.request_id] = submit
+        if submit.on_memory is not None:
+            self._watched[request.request_id] = submit
         self._answer(submit.reply, None)
 
     def _step(self) -> None:
         outputs = self._core.step()  # those that were ended from outside come first
+        self._tell_memory()
         told, self._told_ends = self._told_ends, Counter()
         now = self._meter.now()
         for output in outputs:
@@ -196,6 +200,12 @@ class EngineLoop:
             submit = self._open.get(output.request_id)
             if submit is not None:
                 self._push(submit, output, now)
+
+    def _tell_memory(self) -> None:
+        for submit in self._watched.values():
+            memory = self._core.branch_memory(submit.opened.request.request_id)
+            if memory and memory[0].blocks and submit.on_memory is not None:
+                self._outbox.setdefault(submit.inbox.loop, []).append((submit.on_memory, (memory,)))
 
     def _push(self, submit: Submit, output: RequestOutput, now: float) -> None:
         opened = submit.opened
@@ -235,6 +245,7 @@ class EngineLoop:
                 self._meter.finished(delta, now - submit.opened.arrived_s)
         if submit.opened.is_finished:
             del self._open[submit.opened.request.request_id]
+            self._watched.pop(submit.opened.request.request_id, None)
             self._answer_drains()
 
     def _answer(self, reply: asyncio.Future[Any], value: object) -> None:
@@ -258,6 +269,7 @@ class EngineLoop:
                 for submit in gone:
                     self._abort_in_core(submit)
                     del self._open[submit.opened.request.request_id]
+                    self._watched.pop(submit.opened.request.request_id, None)
 
     def _close(self, state: str, reason: str) -> None:
         """Answers everything that is open or was still to be read. After it nothing is accepted."""

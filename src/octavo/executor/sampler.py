@@ -48,9 +48,8 @@ def _sample_row(row: F32, spec: SampleSpec) -> SampledToken | SampleFailure:
         return failure
     best = int(row.argmax())  # the first of equals
     params = spec.params
-    num_logprobs = 0 if spec.wants_logprob and params.logprobs is None else params.logprobs
     if params.is_greedy and not _changes_logits(spec):
-        return token_of(row, best, num_logprobs)
+        return token_of(row, best, params.logprobs)
     changed = change_logits(row, spec) if _changes_logits(spec) else row
     best = int(changed.argmax())
     if not np.isfinite(changed[best]):
@@ -58,7 +57,7 @@ def _sample_row(row: F32, spec: SampleSpec) -> SampledToken | SampleFailure:
             "no token may be drawn: every token is banned, or bias and penalties leave no finite logit"
         )
     token_id = best if params.is_greedy else _draw(changed, best, spec)
-    return token_of(row, token_id, num_logprobs)
+    return token_of(row, token_id, params.logprobs)
 
 
 def fault_of(row: F32, spec: SampleSpec | None = None) -> SampleFailure | None:

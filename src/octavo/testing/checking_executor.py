@@ -125,7 +125,7 @@ class CheckingExecutor:
             result.candidates[name] = tuple(found[: spec.num_candidates])
             return
         token = sample_token(prefix, spec, self._vocab_size)
-        logprob = score_of(prefix, token, self._vocab_size) if spec.wants_logprob else None
+        logprob = score_of(prefix, token, self._vocab_size) if spec.params.logprobs is not None else None
         result.sampled[name] = SampledToken(token, logprob)
         if name in self._texts:
             self._texts[name].append(token)
