@@ -77,13 +77,22 @@ class Ops(Protocol):
     """The set that an executor must provide; small on purpose."""
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
-        """weight [num_outputs, num_inputs]; weights_dtype "f32" or "bf16" (round to nearest even)."""
+        """weight [num_outputs, num_inputs]; weights_dtype "f32", "bf16", "int8" or "int4" (round to nearest even).
+
+        int8 and int4 have one f32 scale for each group of 32 inputs of an output (`weight_groups`).
+        """
+        ...
+
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> PackedLinear:
+        """GGUF blocks [num_outputs, bytes of a row], kind "q8_0", "q4_0" or "q4_1", without a second rounding."""
         ...
 
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         """out [m, num_outputs] = x [m, num_inputs] @ weight.T + bias; with accumulate, that is added to out.
 
         With bf16 weights, x is rounded to bf16 first where the instruction set multiplies bf16, and not elsewhere.
+        With int8 and int4 weights, x is rounded to int8 in groups of 32; a group of x with a number that is not finite
+        makes its whole row of out NaN.
         """
         ...
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.weight_groups import Groups, multiply, read_blocks, round_groups
 from octavo.kv_formats import bf16, layout
 
 
@@ -18,6 +19,7 @@ class ReferenceLinear:
     weight: F32  # [num_outputs, num_inputs], already rounded to weights_dtype
     bias: F32 | None
     weights_dtype: str
+    groups: Groups | None = None  # of int8 and int4, where the products are defined by codes and scales
 
     @property
     def num_outputs(self) -> int:
@@ -36,13 +38,18 @@ class ReferenceOps:
     """Every operation of `ops.Ops`, row by row."""
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> ReferenceLinear:
+        if weights_dtype in ("int8", "int4"):
+            return _of_groups(round_groups(weight, weights_dtype), bias, weights_dtype)
         if weights_dtype == "bf16":
             weight = bf16.round_trip(weight)
         return ReferenceLinear(np.ascontiguousarray(weight, np.float32), bias, weights_dtype)
 
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> ReferenceLinear:
+        return _of_groups(read_blocks(blocks, kind), bias, "int8" if kind == "q8_0" else "int4")
+
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         assert isinstance(weight, ReferenceLinear)
-        result = x @ weight.weight.T
+        result = x @ weight.weight.T if weight.groups is None else multiply(x, weight.groups)
         if weight.bias is not None:
             result += weight.bias
         out[...] = out + result if accumulate else result
@@ -96,6 +103,10 @@ class ReferenceOps:
         blocks = pool.reshape(-1, block_bytes)
         for source, target in zip(sources, targets, strict=True):
             blocks[target] = blocks[source]
+
+
+def _of_groups(groups: Groups, bias: F32 | None, weights_dtype: str) -> ReferenceLinear:
+    return ReferenceLinear(groups.values(), bias, weights_dtype, groups)
 
 
 def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "dispatch.hpp"
+#include "pack_groups.hpp"
 #include "pack_linear.hpp"
 
 namespace nb = nanobind;
@@ -29,6 +30,7 @@ using CF3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>
 using F3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using CI1 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using CI2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using CU2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using U1 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* what) {
@@ -69,7 +71,44 @@ struct Linear {
 WeightsDtype weights_dtype(const std::string& name) {
   if (name == "f32") return WeightsDtype::f32;
   if (name == "bf16") return WeightsDtype::bf16;
-  throw std::invalid_argument("weights dtype '" + name + "' is not one of f32, bf16");
+  if (name == "int8") return WeightsDtype::int8;
+  if (name == "int4") return WeightsDtype::int4;
+  throw std::invalid_argument("weights dtype '" + name + "' is not one of f32, bf16, int8, int4");
+}
+
+const char* name_of(WeightsDtype dtype) {
+  switch (dtype) {
+    case WeightsDtype::f32: return "f32";
+    case WeightsDtype::bf16: return "bf16";
+    case WeightsDtype::int8: return "int8";
+    default: return "int4";
+  }
+}
+
+BlockKind block_kind(const std::string& name) {
+  if (name == "q8_0") return BlockKind::q8_0;
+  if (name == "q4_0") return BlockKind::q4_0;
+  if (name == "q4_1") return BlockKind::q4_1;
+  throw std::invalid_argument("blocks of '" + name + "' are not one of q8_0, q4_0, q4_1");
+}
+
+// Memory for a matrix and its bias, which is filled in.
+std::unique_ptr<Linear> new_linear(int num_outputs, int num_inputs, WeightsDtype type, const std::optional<CF1>& bias) {
+  require(num_outputs >= 1 && num_inputs >= 1, "a weight matrix must not be empty");
+  auto linear = std::make_unique<Linear>();
+  linear->num_bytes = type >= WeightsDtype::int8 ? packed_groups_bytes(num_outputs, num_inputs, type)
+                                                 : packed_linear_bytes(num_outputs, num_inputs, type);
+  linear->weights = {linear->packed.reserve(linear->num_bytes), nullptr, num_outputs, num_inputs, type};
+  if (bias) {
+    require(bias->shape(0) == static_cast<size_t>(num_outputs), "the bias must have one number an output");
+    const size_t padded = static_cast<size_t>(num_outputs + 15) / 16 * 16;
+    float* to = static_cast<float*>(linear->bias.reserve(padded * 4));
+    std::memset(to, 0, padded * 4);
+    std::memcpy(to, bias->data(), static_cast<size_t>(num_outputs) * 4);
+    linear->weights.bias = to;
+    linear->num_bytes += padded * 4;
+  }
+  return linear;
 }
 
 KVFormat kv_format(const std::string& name) {
@@ -120,25 +159,28 @@ class Kernels {
   int num_threads() const { return pool_.num_threads(); }
 
   std::unique_ptr<Linear> pack(const CF2& weight, const std::optional<CF1>& bias, const std::string& dtype) {
-    auto linear = std::make_unique<Linear>();
     const int n = static_cast<int>(weight.shape(0)), k = static_cast<int>(weight.shape(1));
-    require(n >= 1 && k >= 1, "a weight matrix must not be empty");
     const WeightsDtype type = weights_dtype(dtype);
-    linear->num_bytes = packed_linear_bytes(n, k, type);
-    linear->weights = {linear->packed.reserve(linear->num_bytes), nullptr, n, k, type};
-    if (bias) {
-      require(bias->shape(0) == weight.shape(0), "the bias must have one number an output");
-      const size_t padded = static_cast<size_t>(n + 15) / 16 * 16;
-      float* to = static_cast<float*>(linear->bias.reserve(padded * 4));
-      std::memset(to, 0, padded * 4);
-      std::memcpy(to, bias->data(), static_cast<size_t>(n) * 4);
-      linear->weights.bias = to;
-      linear->num_bytes += padded * 4;
-    }
+    auto linear = new_linear(n, k, type, bias);
     const float* from = weight.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    pack_linear(pool_, from, n, k, type, linear->packed.data());
+    if (type >= WeightsDtype::int8)
+      pack_groups(pool_, from, n, k, type, linear->packed.data());
+    else
+      pack_linear(pool_, from, n, k, type, linear->packed.data());
+    return linear;
+  }
+
+  std::unique_ptr<Linear> pack_rows_of_blocks(const CU2& blocks, const std::optional<CF1>& bias, const std::string& name) {
+    const BlockKind kind = block_kind(name);
+    require(blocks.shape(1) % block_bytes(kind) == 0, "a row must be a whole number of blocks");
+    const int n = static_cast<int>(blocks.shape(0)), k = static_cast<int>(blocks.shape(1) / block_bytes(kind) * 32);
+    auto linear = new_linear(n, k, dtype_of_blocks(kind), bias);
+    const uint8_t* from = blocks.data();
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    pack_blocks(pool_, from, n, k, kind, linear->packed.data());
     return linear;
   }
 
@@ -260,7 +302,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_outputs", [](const Linear& l) { return l.weights.num_outputs; })
       .def_prop_ro("num_inputs", [](const Linear& l) { return l.weights.num_inputs; })
       .def_prop_ro("num_bytes", [](const Linear& l) { return l.num_bytes; })
-      .def_prop_ro("weights_dtype", [](const Linear& l) { return l.weights.dtype == WeightsDtype::f32 ? "f32" : "bf16"; });
+      .def_prop_ro("weights_dtype", [](const Linear& l) { return name_of(l.weights.dtype); });
   nb::class_<KVView>(m, "KVView");
   m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"));
@@ -269,6 +311,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("instruction_set", &Kernels::instruction_set)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack, nb::arg("weight"), nb::arg("bias").none(), nb::arg("weights_dtype"))
+      .def("pack_blocks", &Kernels::pack_rows_of_blocks, nb::arg("blocks"), nb::arg("bias").none(), nb::arg("kind"))
       .def("linear", &Kernels::linear, nb::arg("x"), nb::arg("weight"), nb::arg("out").noconvert(), nb::arg("accumulate"))
       .def("embedding", &Kernels::embedding, nb::arg("table"), nb::arg("token_ids"), nb::arg("out").noconvert())
       .def("rms_norm", &Kernels::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out").noconvert())
