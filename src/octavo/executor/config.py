@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.core.kv_spec import FORMAT_BYTES
 from octavo.errors import ConfigError
 
-WEIGHTS_DTYPES = ("f32", "bf16")
+WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
 
@@ -16,7 +16,7 @@ MAX_THREADS = 1024
 class ExecutorConfig:
     """How the model is held and run."""
 
-    weights_dtype: str = "auto"  # auto (f32 where the model is f32, else bf16), f32 or bf16
+    weights_dtype: str = "auto"  # auto (f32 where the model is f32, else bf16), f32, bf16, int8 or int4
     kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is f16 or quantised), f32 or bf16
     kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
     block_size: int = 16  # tokens; a multiple of 16, at most 256

@@ -27,7 +27,7 @@ from octavo.models.tensor_file import TensorFile, tensors_digest
 from octavo.models.weight_names import GGUF, HUGGING_FACE, check_tensors, expected_shapes
 from octavo.models.weights import WeightSource, load_weights
 
-WEIGHTS_DTYPES = ("auto", "f32", "bf16")
+WEIGHTS_DTYPES = ("auto", "f32", "bf16", "int8", "int4")
 _TOKENIZER_KEYS = ("tokenizer.", "general.")
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -99,7 +99,7 @@ def load_model(
 
 
 def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
-    """ "f32" or "bf16"; auto keeps float32 models in float32 and packs all others as bfloat16."""
+    """One of WEIGHTS_DTYPES; auto keeps float32 models in float32 and packs all others as bfloat16."""
     if weights_dtype not in WEIGHTS_DTYPES:
         raise ConfigError(f"--weights-dtype {weights_dtype!r} is not one of {', '.join(WEIGHTS_DTYPES)}")
     if weights_dtype == "auto":
