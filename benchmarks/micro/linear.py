@@ -1,6 +1,6 @@
 """The linear layers of SmolLM2-135M against what the machine can do: memory reads for few rows, multiply-adds for many.
 
-    python benchmarks/micro/linear.py [--threads N] [--weights-dtype f32|bf16|int8|int4|q4_1] [--instruction-set NAME] [--json PATH]
+    python benchmarks/micro/linear.py [--threads N] [--weights-dtype f32|bf16|int8|int4|q4_1] [--json PATH]
 
 Weights are read from memory: each call takes the next of several copies, more than the caches hold. `best` is the 10th
 percentile and `median` the 50th: on a shared machine the first says what the kernel does, the second what one gets.
