@@ -100,7 +100,7 @@ def load_model(
 
 
 def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
-    """One of WEIGHTS_DTYPES; auto keeps float32 as it is, blocks that int8 holds exactly as int8; the rest is bfloat16."""
+    """One of WEIGHTS_DTYPES; auto keeps f32 as f32, blocks that int8 holds exactly as int8, and the rest as bf16."""
     if weights_dtype not in WEIGHTS_DTYPES:
         raise ConfigError(f"--weights-dtype {weights_dtype!r} is not one of {', '.join(WEIGHTS_DTYPES)}")
     if weights_dtype == "auto":
