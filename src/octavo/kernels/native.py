@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from octavo.errors import ConfigError, KernelError
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
 
 try:
     from octavo.kernels import _native
@@ -50,6 +50,8 @@ class NativeOps:
         # One per layer of a pool; keeps the pool alive as long as these operations.
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
+        self._batch: tuple[AttentionBatch, _native.BatchView] | None = None  # the last one
+
     @property
     def instruction_set(self) -> str:
         return self._kernels.instruction_set
@@ -90,26 +92,38 @@ class NativeOps:
         k_norm: F32 | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        self._kernels.rope_write(
-            qkv,
-            batch.query_start,
-            batch.start_position,
-            batch.block_table,
-            rope.cos,
-            rope.sin,
-            self._view(kv),
-            out_q,
-            q_norm,
-            k_norm,
-            norm_eps,
-        )
+        view, kernels = self._batch_view(batch), self._kernels
+        kernels.rope_write(qkv, view, rope.cos, rope.sin, self._view(kv), out_q, q_norm, k_norm, norm_eps)
+
+    def attention_input(
+        self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
+    ) -> None:
+        p, qkv = projection, projection.qkv
+        assert isinstance(qkv, _native.Linear)
+        view, table = self._view(kv), self._batch_view(batch)
+        self._kernels.attention_input(x, p.norm, p.eps, qkv, table, rope.cos, rope.sin, view, out_q, p.q_norm, p.k_norm)
+
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
+        assert isinstance(weight, _native.Linear)
+        self._kernels.norm_linear(x, norm, eps, weight, out)
+
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+        assert isinstance(gate_up, _native.Linear)
+        assert isinstance(down, _native.Linear)
+        self._kernels.gated_mlp(hidden, norm, eps, gate_up, down)
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
-        view = self._view(kv)
-        self._kernels.paged_attention(q, batch.query_start, batch.start_position, batch.block_table, view, scale, out)
+        self._kernels.paged_attention(q, self._batch_view(batch), self._view(kv), scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
+
+    def _batch_view(self, batch: AttentionBatch) -> _native.BatchView:
+        """Checked once a step: the layers of a step have one batch."""
+        if self._batch is None or self._batch[0] is not batch:
+            view = _native.make_batch_view(batch.query_start, batch.start_position, batch.block_table)
+            self._batch = (batch, view)
+        return self._batch[1]
 
     def _view(self, kv: KVLayer) -> _native.KVView:
         key = (id(kv), kv.layer_offset)

@@ -54,7 +54,8 @@ class KVLayer:
 class AttentionBatch:
     """Which sequence and positions the rows of a step belong to.
 
-    Sequence i owns rows query_start[i] to query_start[i + 1].
+    Sequence i owns rows query_start[i] to query_start[i + 1]. The arrays do not change once a batch is made: what an
+    operation has checked of them stays checked.
     """
 
     query_start: I32  # [num_sequences + 1], ascending from 0
@@ -71,6 +72,17 @@ class RopeTable:
 
     cos: F32  # [max_positions, rotary_dim / 2]
     sin: F32  # [max_positions, rotary_dim / 2]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionProjection:
+    """From the hidden state to q, k and v: the first norm of a layer and its matrix. eps is of all the norms."""
+
+    norm: F32  # [num_inputs]
+    eps: float
+    qkv: PackedLinear  # gives q | k | v
+    q_norm: F32 | None = None  # as for `Ops.rope_write`
+    k_norm: F32 | None = None
 
 
 class Ops(Protocol):
@@ -121,6 +133,20 @@ class Ops(Protocol):
         norm_eps: float = 0.0,
     ) -> None:
         """Rotate q and k, and write k and v of every row into its slot of the pool in the KV format."""
+        ...
+
+    def attention_input(
+        self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
+    ) -> None:
+        """`rms_norm` of x, `linear` by qkv and `rope_write` in one call, with the same bits."""
+        ...
+
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
+        """`linear` of `rms_norm`(x) in one call, with the same bits."""
+        ...
+
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+        """hidden += down of `silu_mul` of gate_up of `rms_norm`(hidden) in one call, with the same bits."""
         ...
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
 from octavo.kernels.weight_groups import Groups, multiply, read_blocks, round_groups
 from octavo.kv_formats import bf16, layout
 
@@ -88,6 +88,24 @@ class ReferenceOps:
             out_q[row] = _rotate(q[row], rope, position)
             block_id = int(batch.block_table[sequence, position // kv.block_size])
             layout.write_token(kv, block_id, position % kv.block_size, _rotate(k[row], rope, position), v[row])
+
+    def attention_input(
+        self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
+    ) -> None:
+        projected = np.empty((len(x), projection.qkv.num_outputs), np.float32)
+        self.norm_linear(x, projection.norm, projection.eps, projection.qkv, projected)
+        norms = {"q_norm": projection.q_norm, "k_norm": projection.k_norm}
+        self.rope_write(projected, batch, rope, kv, out_q, **norms, norm_eps=projection.eps)
+
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
+        self.linear(_rms_norm(x, norm, eps), weight, out)
+
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+        both = np.empty((len(hidden), gate_up.num_outputs), np.float32)
+        inner = np.empty((len(hidden), down.num_inputs), np.float32)
+        self.norm_linear(hidden, norm, eps, gate_up, both)
+        self.silu_mul(both, inner)
+        self.linear(inner, down, hidden, accumulate=True)
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
         group = q.shape[1] // kv.num_kv_heads
