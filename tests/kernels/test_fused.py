@@ -21,7 +21,7 @@ def normal(*shape: int, seed: int) -> F32:
 
 def batch_of(rows: int) -> AttentionBatch:
     """One sequence from position 5 on, in blocks 1, 2, 3."""
-    tables = np.array([[1, 2, 3]], np.int32)
+    tables = np.array([[[1, 2, 3]]], np.int32)
     return AttentionBatch(np.array([0, rows], np.int32), np.array([5], np.int32), tables)
 
 

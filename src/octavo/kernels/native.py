@@ -50,7 +50,8 @@ class NativeOps:
         # One per layer of a pool; keeps the pool alive as long as these operations.
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
-        self._batch: tuple[AttentionBatch, _native.BatchView] | None = None  # the last one
+        self._batch: AttentionBatch | None = None  # the last one, and its views by KV group
+        self._batch_views: dict[int, _native.BatchView] = {}
 
     @property
     def instruction_set(self) -> str:
@@ -92,7 +93,7 @@ class NativeOps:
         k_norm: F32 | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        view, kernels = self._batch_view(batch), self._kernels
+        view, kernels = self._batch_view(batch, kv.group), self._kernels
         kernels.rope_write(qkv, view, rope.cos, rope.sin, self._view(kv), out_q, q_norm, k_norm, norm_eps)
 
     def attention_input(
@@ -100,7 +101,7 @@ class NativeOps:
     ) -> None:
         p, qkv = projection, projection.qkv
         assert isinstance(qkv, _native.Linear)
-        view, table = self._view(kv), self._batch_view(batch)
+        view, table = self._view(kv), self._batch_view(batch, kv.group)
         self._kernels.attention_input(x, p.norm, p.eps, qkv, table, rope.cos, rope.sin, view, out_q, p.q_norm, p.k_norm)
 
     def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
@@ -113,17 +114,20 @@ class NativeOps:
         self._kernels.gated_mlp(hidden, norm, eps, gate_up, down)
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
-        self._kernels.paged_attention(q, self._batch_view(batch), self._view(kv), scale, out)
+        self._kernels.paged_attention(q, self._batch_view(batch, kv.group), self._view(kv), scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
 
-    def _batch_view(self, batch: AttentionBatch) -> _native.BatchView:
-        """Checked once a step: the layers of a step have one batch."""
-        if self._batch is None or self._batch[0] is not batch:
-            view = _native.make_batch_view(batch.query_start, batch.start_position, batch.block_table)
-            self._batch = (batch, view)
-        return self._batch[1]
+    def _batch_view(self, batch: AttentionBatch, group: int) -> _native.BatchView:
+        """Checked once a step: the layers of a group have one view."""
+        if self._batch is not batch:
+            self._batch, self._batch_views = batch, {}
+        found = self._batch_views.get(group)
+        if found is None:
+            table = batch.block_tables[group]
+            found = self._batch_views[group] = _native.make_batch_view(batch.query_start, batch.start_position, table)
+        return found
 
     def _view(self, kv: KVLayer) -> _native.KVView:
         key = (id(kv), kv.layer_offset)
