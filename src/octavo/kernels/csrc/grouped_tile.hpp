@@ -10,8 +10,8 @@ namespace OCTAVO_ISA {
 
 // The largest tiles that the registers hold.
 #if defined(__AVX512F__)
-constexpr int kMaxGroupedRows = 12;
-constexpr int max_grouped_panels(int rows) { return rows <= 3 ? 4 : rows <= 6 ? 2 : 1; }
+constexpr int kMaxGroupedRows = 6;
+constexpr int max_grouped_panels(int rows) { return rows <= 3 ? 4 : 2; }
 #elif defined(__AVX2__)
 constexpr int kMaxGroupedRows = 4;
 constexpr int max_grouped_panels(int rows) { return rows == 1 ? 2 : 1; }
