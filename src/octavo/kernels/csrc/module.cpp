@@ -119,10 +119,14 @@ class Kernels {
     if (rows == 0) return;
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    const float* both = norm_linear_here(hidden.data(), rows, norm.data(), eps, gate_up.weights);
-    float* inner = static_cast<float*>(inner_.reserve(sizeof(float) * rows * w.num_inputs));
-    table_->silu_mul(pool_, both, rows, w.num_inputs, inner);
-    run_linear({&w, inner, hidden.data(), rows, true, nullptr});
+    for (int first = 0; first < rows; first += kMlpRows) {
+      const int count = rows - first < kMlpRows ? rows - first : kMlpRows;
+      float* block = hidden.data() + static_cast<size_t>(first) * w.num_outputs;
+      const float* both = norm_linear_here(block, count, norm.data(), eps, gate_up.weights);
+      float* inner = static_cast<float*>(inner_.reserve(sizeof(float) * count * w.num_inputs));
+      table_->silu_mul(pool_, both, count, w.num_inputs, inner);
+      run_linear({&w, inner, block, count, true, nullptr});
+    }
   }
 
   void paged_attention(const CF3& q, BatchView& batch, const KVView& kv, float scale, const F3& out) {
@@ -167,6 +171,8 @@ class Kernels {
             static_cast<int>(batch.num_tokens), static_cast<int>(out_q.shape(1)), q_norm ? q_norm->data() : nullptr,
             k_norm ? k_norm->data() : nullptr, norm_eps};
   }
+
+  static constexpr int kMlpRows = 64;  // what lies between the two matrices of a block stays in the second-level cache
 
   static size_t qkv_width(const RopeWriteArgs& args) {
     return (static_cast<size_t>(args.num_heads) + 2 * static_cast<size_t>(args.kv.num_kv_heads)) * static_cast<size_t>(args.kv.head_dim);
