@@ -1,0 +1,105 @@
+"""What tensors a model must have, and which matrices and vectors of the forward pass they make; the check of a file.
+
+A family lists its parts for a config and a file format; `packing` reads them. It knows no arithmetic and no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from octavo.errors import ModelError
+from octavo.kernels.ops import F32
+from octavo.models.tensor_file import TensorFile
+
+Shape = tuple[int, ...]
+Change = Callable[[F32], F32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a matrix, from one tensor of the file (or, of a stack of experts, one slice of it)."""
+
+    tensor: str
+    shape: Shape  # of the whole tensor in the file
+    bias: str | None = None
+    bias_shape: Shape = ()
+    index: int | None = None  # which slice along the first dimension of tensor and bias
+    interleaved_heads: int = 0  # heads whose rows 2j and 2j + 1 become rows j and j + head_dim / 2
+    change: Change | None = None  # from what is stored to [num_outputs, num_inputs]
+    change_bias: Change | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A packed matrix, by the name that the model's file gives it: rows of tensors one below the other."""
+
+    key: str
+    rows: tuple[Rows, ...]
+    is_of_vocabulary: bool = False  # the embedding or the head
+    dtype: str | None = None  # "f32" where rounding would do harm (routers)
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """Numbers that are kept as f32: norms, positions, sinks."""
+
+    key: str
+    tensor: str
+    shape: Shape
+    added: float = 0.0  # Gemma's norms are stored less 1
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything that is read of a file."""
+
+    matrices: tuple[Matrix, ...]
+    vectors: tuple[Vector, ...]
+    allowed: frozenset[str] = frozenset()  # tensors that may be there and say nothing new
+    ignored: tuple[str, ...] = ()  # endings of such tensors
+
+    def tensors(self) -> Iterator[tuple[str, Shape]]:
+        """Every tensor that must be there."""
+        for matrix in self.matrices:
+            for rows in matrix.rows:
+                yield rows.tensor, rows.shape
+                if rows.bias is not None:
+                    yield rows.bias, rows.bias_shape
+        for vector in self.vectors:
+            if not vector.is_optional:
+                yield vector.tensor, vector.shape
+
+
+def linear(stem: str, num_outputs: int, num_inputs: int, has_bias: bool = False, interleaved_heads: int = 0) -> Rows:
+    """The usual case: `stem`.weight [num_outputs, num_inputs], and `stem`.bias."""
+    return Rows(
+        f"{stem}.weight",
+        (num_outputs, num_inputs),
+        f"{stem}.bias" if has_bias else None,
+        (num_outputs,),
+        interleaved_heads=interleaved_heads,
+    )
+
+
+def check_tensors(parts: Parts, file: TensorFile, architecture: str) -> None:
+    """ModelError where the file lacks a tensor, has one of another shape, or one that the config does not call for."""
+    expected = dict(parts.tensors())
+    for name, shape in expected.items():
+        if name not in file.tensors:
+            raise ModelError(f"{file.path} has no tensor {name!r} {list(shape)}; it is incomplete: download it again")
+    optional = {vector.tensor: vector.shape for vector in parts.vectors if vector.is_optional}
+    for name, header in file.tensors.items():
+        shape = expected.get(name) or optional.get(name) or header.shape
+        if header.shape != shape:
+            raise ModelError(
+                f"{file.path}: tensor {name!r} has the shape {list(header.shape)} where the model's config asks for "
+                f"{list(shape)}; config and weights do not belong together: download both again"
+            )
+        is_known = name in expected or name in optional or name in parts.allowed
+        if not is_known and not name.endswith(parts.ignored):
+            raise ModelError(
+                f"{file.path}: tensor {name!r} belongs to no part of a {architecture} with this config; octavo would "
+                "have to leave it out, and answer differently from the model: choose another model"
+            )
