@@ -78,6 +78,24 @@ class NativeOps:
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         self._kernels.silu_mul(gate_up, out)
 
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        self._kernels.layer_norm(x, weight, bias, eps, out)
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        self._kernels.activation(x, kind, out)
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        self._kernels.gated_activation(gate_up, kind, limit, out)
+
+    def softmax(self, x: F32, out: F32) -> None:
+        self._kernels.softmax(x, out)
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        self._kernels.soft_cap(x, cap, out)
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        self._kernels.rotate(heads, positions, rope.cos, rope.sin, first)
+
     def rope_write(
         self,
         qkv: F32,
@@ -104,7 +122,18 @@ class NativeOps:
             norm_eps,
         )
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+    def paged_attention(
+        self,
+        q: F32,
+        batch: AttentionBatch,
+        kv: KVLayer,
+        scale: float,
+        out: F32,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> None:
         view = self._view(kv)
         table = batch.block_tables[kv.group]
         self._kernels.paged_attention(q, batch.query_start, batch.start_position, table, view, scale, out)

@@ -110,6 +110,33 @@ class Ops(Protocol):
         """gate_up [m, 2 * n] = gate | up; out [m, n] = gate * sigmoid(gate) * up."""
         ...
 
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        """out = (x - mean) / sqrt(variance + eps) * weight + bias, row by row. out may be x."""
+        ...
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        """Number by number; kind is "relu", "gelu" (with erf), "gelu_tanh" or "sigmoid". out may be x."""
+        ...
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        """gate_up [m, 2 * n] = gate | up; out [m, n] = gelu(gate) * up; kind is "gelu", "gelu_tanh" or:
+
+        "clamped_swiglu": with gate at most `limit` and up within +-limit, gate * sigmoid(1.702 gate) * (up + 1).
+        """
+        ...
+
+    def softmax(self, x: F32, out: F32) -> None:
+        """out = e^x / sum of e^x, row by row. out may be x."""
+        ...
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        """out = cap * tanh(x / cap), number by number; cap > 0. out may be x."""
+        ...
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        """In place, heads [num_tokens, num_heads, dim]: the rope table's dimensions of each head, from `first` on."""
+        ...
+
     def rope_write(
         self,
         qkv: F32,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] = q | k | v
@@ -125,7 +152,18 @@ class Ops(Protocol):
         """Rotate q and k, and write k and v of every row into its slot of the pool in the KV format."""
         ...
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+    def paged_attention(
+        self,
+        q: F32,
+        batch: AttentionBatch,
+        kv: KVLayer,
+        scale: float,
+        out: F32,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> None:
         """out [num_tokens, num_heads, head_dim] = softmax(scale * q k) v over positions 0 to the row's own, inclusive.
 
         K and V of every position read must be written already. What lies in other slots (NaN, infinities, another

@@ -20,6 +20,13 @@ SUPPORTED_ARCHITECTURES = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM",
+    "OPTForCausalLM",
+    "FalconForCausalLM",
 )
 SUPPORTED_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 

@@ -132,7 +132,7 @@ def layer_windows(fields: Fields, num_layers: int, window: int | None, default: 
 
 
 def rope_scaling(data: Mapping[str, Any], key: str | None = None) -> Mapping[str, Any]:
-    """Two spellings, rope_scaling and rope_parameters; where the latter has one object a kind of layer, that of `key`."""
+    """Two spellings, rope_scaling and rope_parameters; where it has one object a kind of layer, that of `key`."""
     found = data.get("rope_parameters") or data.get("rope_scaling") or {}
     if isinstance(found, dict) and key is not None and isinstance(found.get(key), dict):
         found = found[key]

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.models import llama
+from octavo.models import falcon, gemma, gpt, llama
 from octavo.models.config import ModelConfig, refuse_architecture
 from octavo.models.config_gguf import Keys, Shapes, refuse_unknown_arithmetic
 from octavo.models.config_json import Fields, named_architecture, refuse_quantised
 from octavo.models.family import Family
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, gemma.FAMILY, gpt.FAMILY, gpt.OPT_FAMILY, falcon.FAMILY)
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 _BY_MODEL_TYPE = {kind: name for family in FAMILIES for kind, name in family.model_types.items()}
 _BY_GGUF_NAME = {kind: family for family in FAMILIES for kind in family.gguf_names}

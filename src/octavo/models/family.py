@@ -39,3 +39,4 @@ class Family:
     parts: Callable[[Any, bool], Parts]  # (config, whether the file is a GGUF file)
     build: Callable[[Any, Packed, Ops], CausalLM]
     from_gguf: Callable[[Keys], Any] | None = None
+    prefix: str = ""  # of tensors' names, which some directories leave out

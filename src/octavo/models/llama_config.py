@@ -117,7 +117,9 @@ def _windows(fields: Fields, silence: _Silence, num_layers: int) -> tuple[int | 
         return ()
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window") else None
     first = fields.integer("max_window_layers", 28)
-    default = ["sliding_attention" if window is not None and i >= first else "full_attention" for i in range(num_layers)]
+    default = [
+        "sliding_attention" if window is not None and i >= first else "full_attention" for i in range(num_layers)
+    ]
     found = layer_windows(fields, num_layers, window, default)
     return found if any(one is not None for one in found) else ()
 

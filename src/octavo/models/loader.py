@@ -22,7 +22,7 @@ from octavo.models.generation import GenerationDefaults, generation_from_directo
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
 from octavo.models.packing import WeightSource, dtype_of, pack_parts
-from octavo.models.parts import check_tensors
+from octavo.models.parts import Parts, check_tensors, without_prefix
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
 from octavo.models.tensor_file import TensorFile, tensors_digest
 
@@ -110,7 +110,11 @@ def _open_directory(directory: Path) -> ModelSource:
     data = read_json(directory / "config.json")
     config = config_from_json(data)
     files = SafetensorsFiles(directory)
-    weights = WeightSource(files, family_of(config).parts(config, False))
+    family = family_of(config)
+    parts: Parts = family.parts(config, False)
+    if family.prefix and not any(name.startswith(family.prefix) for name in files.tensors):
+        parts = without_prefix(parts, family.prefix)
+    weights = WeightSource(files, parts)
     check_tensors(weights.parts, files, config.architecture)
     config = _with_dtype(config, files)
     return ModelSource(

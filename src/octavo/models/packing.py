@@ -160,9 +160,9 @@ def _weight_of(file: TensorFile, rows: Rows) -> F32:
 def _blocks_of(file: TensorFile, rows: Rows) -> U8:
     """[num_outputs, bytes of a row]"""
     raw = file.raw(rows.tensor)
-    if rows.index is None:
-        return raw.reshape(rows.shape[0], -1)
-    return raw.reshape(rows.shape[0], rows.shape[1], -1)[rows.index]
+    if rows.index is not None:
+        raw = raw.reshape(rows.shape[0], -1)[rows.index]
+    return raw.reshape(rows.shape[-2], -1)
 
 
 def _bias_of(file: TensorFile, rows: Rows) -> F32:

@@ -6,7 +6,7 @@ A family lists its parts for a config and a file format; `packing` reads them. I
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.errors import ModelError
 from octavo.kernels.ops import F32
@@ -80,6 +80,20 @@ def linear(stem: str, num_outputs: int, num_inputs: int, has_bias: bool = False,
         f"{stem}.bias" if has_bias else None,
         (num_outputs,),
         interleaved_heads=interleaved_heads,
+    )
+
+
+def without_prefix(parts: Parts, prefix: str) -> Parts:
+    """The same parts of a file whose names lack a prefix."""
+
+    def stripped(rows: Rows) -> Rows:
+        bias = None if rows.bias is None else rows.bias.removeprefix(prefix)
+        return replace(rows, tensor=rows.tensor.removeprefix(prefix), bias=bias)
+
+    return replace(
+        parts,
+        matrices=tuple(replace(one, rows=tuple(stripped(rows) for rows in one.rows)) for one in parts.matrices),
+        vectors=tuple(replace(one, tensor=one.tensor.removeprefix(prefix)) for one in parts.vectors),
     )
 
 

@@ -8,7 +8,9 @@ namespace OCTAVO_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {OCTAVO_STRING(OCTAVO_ISA), linear_scratch_bytes, linear,     embedding,
-                            rms_norm,                  silu_mul,             rope_write, attention_scratch_bytes,
+                            rms_norm,                  silu_mul,             layer_norm, activation,
+                            gated_activation,          softmax,              soft_cap,   rotate,
+                            rope_write, attention_scratch_bytes,
                             paged_attention};
 
 }  // namespace OCTAVO_ISA
