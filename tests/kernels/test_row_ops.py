@@ -146,15 +146,13 @@ def test_number_by_number_over_the_whole_range(instruction_set: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_as_the_reference(instruction_set: str, name: str) -> None:
     x = normal(4, 11, 90) * 2
-    np.testing.assert_allclose(EVERY[name](ops_for(instruction_set), x), EVERY[name](ReferenceOps(), x), atol=3e-6)
+    np.testing.assert_allclose(EVERY[name](ops_for(instruction_set), x), EVERY[name](ReferenceOps(), x), 1e-6, 1e-5)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "rotate"])
 def test_rows_do_not_depend_on_their_number_or_the_threads(instruction_set: str, name: str) -> None:
     run, x = EVERY[name], normal(1, 100, 578)
-    if name == "rotate":
-        pytest.skip("its rows differ by position: the next test has it")
     alone = np.concatenate([run(ops_for(instruction_set, 1), x[i : i + 1]) for i in range(100)])
     for num_threads in (1, 2, 4):
         for rows in (2, 7, 64, 100):

@@ -5,14 +5,15 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-// e^x, relative error about 3e-7; infinity above 89. x = n ln 2 + r, with ln 2 in two parts so that n * part is exact.
+// e^x, relative error about 3e-7; infinity above 89; NaN stays NaN. x = n ln 2 + r, with ln 2 in two parts so that n * part is exact.
 OCTAVO_INLINE F16 exp_lanes(F16 x) {
-  x = min(max(x, set1(-120.f)), set1(89.5f));
+  x = min(set1(89.5f), max(set1(-120.f), x));  // in this order a NaN passes
   const F16 n = round_nearest(mul(x, set1(1.44269504f)));
   F16 r = sub(x, mul(n, set1(0.693359375f)));
   r = sub(r, mul(n, set1(-2.12194440e-4f)));
   // one power of two is left to the end: 2^128 is no float, and e^88.5 is one
-  return mul(scale_by_power(exp2_fraction(mul(r, set1(1.44269504f))), sub(n, set1(1.f))), set1(2.f));
+  const F16 power = mul(scale_by_power(exp2_fraction(mul(r, set1(1.44269504f))), sub(n, set1(1.f))), set1(2.f));
+  return add(power, sub(x, x));  // + 0, or NaN
 }
 
 // 1 / (1 + e^-x); neither overflows nor loses small values early
