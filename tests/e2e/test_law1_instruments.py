@@ -54,7 +54,7 @@ class WrappedOps:
     ) -> None:
         self.num_written += len(qkv)
         self.ops.rope_write(qkv, batch, rope, kv, out_q, **norms)
-        for start, table in zip(batch.start_position, batch.block_table, strict=True):
+        for start, table in zip(batch.start_position, batch.block_tables[kv.group], strict=True):
             if start <= self.forgets_to_write < start + len(qkv):
                 block, slot = divmod(self.forgets_to_write, kv.block_size)
                 k, v = layout.read_tokens(kv, table, (block + 1) * kv.block_size)

@@ -94,7 +94,7 @@ class NativeOps:
             qkv,
             batch.query_start,
             batch.start_position,
-            batch.block_table,
+            batch.block_tables[kv.group],
             rope.cos,
             rope.sin,
             self._view(kv),
@@ -106,7 +106,8 @@ class NativeOps:
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
         view = self._view(kv)
-        self._kernels.paged_attention(q, batch.query_start, batch.start_position, batch.block_table, view, scale, out)
+        table = batch.block_tables[kv.group]
+        self._kernels.paged_attention(q, batch.query_start, batch.start_position, table, view, scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)

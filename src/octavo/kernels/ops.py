@@ -48,6 +48,7 @@ class KVLayer:
     num_kv_heads: int
     head_dim: int  # a multiple of 16, at most 256
     kv_format: str  # "f32" or "bf16"
+    group: int = 0  # the KV group of the layer: which block table is its
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class AttentionBatch:
 
     query_start: I32  # [num_sequences + 1], ascending from 0
     start_position: I32  # [num_sequences], position of the sequence's first row in this step
-    block_table: I32  # [num_sequences, max_blocks], block ids; unused entries are 0 and never read
+    # [num_groups, num_sequences, max_blocks], block ids; entries unused or behind a window are 0 and never read
+    block_tables: I32
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,13 +86,14 @@ class ReferenceOps:
             k = _rms_norm(k, k_norm, norm_eps)
         for sequence, row, position in _rows(batch):
             out_q[row] = _rotate(q[row], rope, position)
-            block_id = int(batch.block_table[sequence, position // kv.block_size])
+            block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
             layout.write_token(kv, block_id, position % kv.block_size, _rotate(k[row], rope, position), v[row])
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
         group = q.shape[1] // kv.num_kv_heads
         for sequence, row, position in _rows(batch):
-            k, v = layout.read_tokens(kv, batch.block_table[sequence], position + 1)  # [num_kv_heads, n, head_dim]
+            table = batch.block_tables[kv.group, sequence]
+            k, v = layout.read_tokens(kv, table, position + 1)  # [num_kv_heads, n, head_dim]
             heads = q[row].reshape(kv.num_kv_heads, group, kv.head_dim)
             scores = scale * np.einsum("hgd,hnd->hgn", heads, k)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))

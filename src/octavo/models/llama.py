@@ -114,5 +114,5 @@ def _one_row_each(batch: AttentionBatch, rows: I32) -> AttentionBatch:
     return AttentionBatch(
         query_start=np.arange(len(rows) + 1, dtype=np.int32),
         start_position=position.astype(np.int32),
-        block_table=batch.block_table[sequence],
+        block_tables=batch.block_tables.take(sequence, axis=1),
     )
