@@ -55,6 +55,23 @@ class Kernels:
         kv: KVView,
         scale: float,
         out: F32,
+        window: int,
+        softcap: float,
+        sinks: F32 | None,
+    ) -> None: ...
+    def latent_write(
+        self, latent: F32, query_start: I32, start_position: I32, block_table: I32, kv: KVView
+    ) -> None: ...
+    def latent_attention(
+        self,
+        q: F32,
+        query_start: I32,
+        start_position: I32,
+        block_table: I32,
+        kv: KVView,
+        rank: int,
+        scale: float,
+        out: F32,
     ) -> None: ...
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None: ...
 
@@ -67,4 +84,5 @@ def make_kv_view(
     num_kv_heads: int,
     head_dim: int,
     kv_format: str,
+    kind: str,
 ) -> KVView: ...

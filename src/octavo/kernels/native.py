@@ -122,6 +122,10 @@ class NativeOps:
             norm_eps,
         )
 
+    def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
+        table = batch.block_tables[kv.group]
+        self._kernels.latent_write(latent, batch.query_start, batch.start_position, table, self._view(kv))
+
     def paged_attention(
         self,
         q: F32,
@@ -134,9 +138,14 @@ class NativeOps:
         softcap: float = 0.0,
         sinks: F32 | None = None,
     ) -> None:
-        view = self._view(kv)
-        table = batch.block_tables[kv.group]
-        self._kernels.paged_attention(q, batch.query_start, batch.start_position, table, view, scale, out)
+        table, view = batch.block_tables[kv.group], self._view(kv)
+        self._kernels.paged_attention(
+            q, batch.query_start, batch.start_position, table, view, scale, out, window, softcap, sinks
+        )
+
+    def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
+        table, view = batch.block_tables[kv.group], self._view(kv)
+        self._kernels.latent_attention(q, batch.query_start, batch.start_position, table, view, rank, scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
@@ -146,7 +155,14 @@ class NativeOps:
         found = self._views.get(key)
         if found is None or found[0] is not kv:
             view = _native.make_kv_view(
-                kv.pool, kv.block_bytes, kv.layer_offset, kv.block_size, kv.num_kv_heads, kv.head_dim, kv.kv_format
+                kv.pool,
+                kv.block_bytes,
+                kv.layer_offset,
+                kv.block_size,
+                kv.num_kv_heads,
+                kv.head_dim,
+                kv.kv_format,
+                kv.kind,
             )
             found = self._views[key] = (kv, view)
         return found[1]

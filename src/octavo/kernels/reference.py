@@ -119,6 +119,11 @@ class ReferenceOps:
             block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
             layout.write_token(kv, block_id, position % kv.block_size, _rotate(k[row], rope, position), v[row])
 
+    def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
+        for sequence, row, position in _rows(batch):
+            block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
+            layout.write_latent(kv, block_id, position % kv.block_size, latent[row])
+
     def paged_attention(
         self,
         q: F32,
@@ -133,19 +138,21 @@ class ReferenceOps:
     ) -> None:
         group = q.shape[1] // kv.num_kv_heads
         for sequence, row, position in _rows(batch):
+            first = max(0, position - window + 1) if window else 0
             table = batch.block_tables[kv.group, sequence]
-            k, v = layout.read_tokens(kv, table, position + 1)  # [num_kv_heads, n, head_dim]
+            k, v = layout.read_tokens(kv, table, position + 1, first)  # [num_kv_heads, n, head_dim]
             heads = q[row].reshape(kv.num_kv_heads, group, kv.head_dim)
-            scores = scale * np.einsum("hgd,hnd->hgn", heads, k)
+            scores = np.float32(scale) * np.einsum("hgd,hnd->hgn", heads, k)
             if softcap:
                 scores = softcap * np.tanh(scores / softcap)
-            first = max(0, position - window + 1) if window else 0
-            scores, v = scores[..., first:], v[:, first:]
-            most = scores.max(axis=-1, keepdims=True)
-            rest = np.zeros_like(most) if sinks is None else np.exp(sinks.reshape(kv.num_kv_heads, group, 1) - most)
-            weights = np.exp(scores - most)
-            weights /= weights.sum(axis=-1, keepdims=True) + rest
-            out[row] = np.einsum("hgn,hnd->hgd", weights, v).reshape(q.shape[1], kv.head_dim)
+            logits = None if sinks is None else sinks.reshape(kv.num_kv_heads, group, 1)
+            out[row] = np.einsum("hgn,hnd->hgd", _softmax(scores, logits), v).reshape(q.shape[1], kv.head_dim)
+
+    def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
+        for sequence, row, position in _rows(batch):
+            latents = layout.read_latents(kv, batch.block_tables[kv.group, sequence], position + 1)
+            weights = _softmax(np.float32(scale) * (q[row] @ latents.T))
+            out[row] = weights @ latents[:, :rank]
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         blocks = pool.reshape(-1, block_bytes)
@@ -186,6 +193,16 @@ def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:
         first, last = int(batch.query_start[sequence]), int(batch.query_start[sequence + 1])
         found += [(sequence, row, int(start) + row - first) for row in range(first, last)]
     return found
+
+
+def _softmax(scores: F32, sinks: F32 | None = None) -> F32:
+    """Over the last axis; a sink takes its share of the sum and has no weight."""
+    largest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights / (total if sinks is None else total + np.exp(sinks - largest)), np.float32)
 
 
 def _rms_norm(x: F32, weight: F32, eps: float) -> F32:

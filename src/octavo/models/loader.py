@@ -22,7 +22,7 @@ from octavo.models.generation import GenerationDefaults, generation_from_directo
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
 from octavo.models.packing import WeightSource, dtype_of, pack_parts
-from octavo.models.parts import Parts, check_tensors, without_prefix
+from octavo.models.parts import Parts, check_tensors, part_shape, without_prefix
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
 from octavo.models.tensor_file import TensorFile, tensors_digest
 
@@ -54,8 +54,7 @@ class ModelSource:
         """What the weights will take in memory as one of WEIGHTS_DTYPES, less what little their packing adds."""
         parts = self.weights.parts
         matrices = sum(
-            math.prod(rows.shape if rows.index is None else rows.shape[1:])
-            * (2 if dtype_of(matrix, weights_dtype) == "bf16" else 4)
+            math.prod(part_shape(rows)) * (2 if dtype_of(matrix, weights_dtype) == "bf16" else 4)
             for matrix in parts.matrices
             for rows in matrix.rows
         )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from octavo.errors import MemoryBudgetError
 from octavo.kernels.ops import F32, U8, Ops, PackedLinear
-from octavo.models.parts import Matrix, Parts, Rows
+from octavo.models.parts import Matrix, Parts, Rows, part_shape
 from octavo.models.tensor_file import TensorFile
 
 Progress = Callable[[int, int], None]  # bytes of the file that are done, bytes in all
@@ -100,8 +100,7 @@ def dtype_of(matrix: Matrix, weights_dtype: str) -> str:
 
 
 def _share_of_file(file: TensorFile, rows: Rows) -> float:
-    header = file.tensors[rows.tensor]
-    return header.num_bytes / (1 if rows.index is None else header.shape[0])
+    return file.tensors[rows.tensor].num_bytes * math.prod(part_shape(rows)) / math.prod(rows.shape)
 
 
 def _read_ahead(file: TensorFile, matrices: Iterable[Matrix], weights_dtype: str) -> Iterator[tuple[Matrix, _Read]]:
@@ -134,24 +133,24 @@ def _read_matrix(file: TensorFile, matrix: Matrix, weights_dtype: str) -> _Read:
         return _Blocks(headers[0].dtype, _stack(blocks)), bias
     if any(rows.change is not None for rows in matrix.rows):
         return _stack([_weight_of(file, rows) for rows in matrix.rows]), bias
-    weight = np.empty((sum(rows.shape[-2] for rows in matrix.rows), matrix.rows[0].shape[-1]), np.float32)
+    weight = np.empty((sum(part_shape(rows)[0] for rows in matrix.rows), matrix.rows[0].shape[-1]), np.float32)
     start = 0
     for rows in matrix.rows:
-        target = weight[start : start + rows.shape[-2]]
+        target = weight[start : start + part_shape(rows)[0]]
         if rows.interleaved_heads:
             target[...] = _weight_of(file, rows)
         else:
             file.read_into(rows.tensor, target, _first_number(rows))
-        start += rows.shape[-2]
+        start += len(target)
     return weight, bias
 
 
 def _first_number(rows: Rows) -> int:
-    return 0 if rows.index is None else rows.index * math.prod(rows.shape[1:])
+    return 0 if rows.part is None else rows.part[0] * rows.shape[-1]
 
 
 def _weight_of(file: TensorFile, rows: Rows) -> F32:
-    values = np.empty(rows.shape if rows.index is None else rows.shape[1:], np.float32)
+    values = np.empty(part_shape(rows), np.float32)
     file.read_into(rows.tensor, values, _first_number(rows))
     changed = values if rows.change is None else rows.change(values)
     return np.ascontiguousarray(_in_halves(changed, rows.interleaved_heads))
@@ -159,17 +158,15 @@ def _weight_of(file: TensorFile, rows: Rows) -> F32:
 
 def _blocks_of(file: TensorFile, rows: Rows) -> U8:
     """[num_outputs, bytes of a row]"""
-    raw = file.raw(rows.tensor)
-    if rows.index is not None:
-        raw = raw.reshape(rows.shape[0], -1)[rows.index]
-    return raw.reshape(rows.shape[-2], -1)
+    blocks = file.raw(rows.tensor).reshape(math.prod(rows.shape[:-1]), -1)
+    return blocks if rows.part is None else blocks[slice(*rows.part)]
 
 
 def _bias_of(file: TensorFile, rows: Rows) -> F32:
     assert rows.bias is not None
-    values = _read(file, rows.bias)
-    if rows.index is not None:
-        values = values[rows.index]
+    start, end = rows.bias_part or (0, math.prod(rows.bias_shape))
+    values = np.empty(end - start, np.float32)
+    file.read_into(rows.bias, values, start)
     if rows.change_bias is not None:
         values = rows.change_bias(values)
     return np.ascontiguousarray(_in_halves(values, rows.interleaved_heads))

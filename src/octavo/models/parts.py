@@ -5,6 +5,7 @@ A family lists its parts for a config and a file format; `packing` reads them. I
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,20 +14,22 @@ from octavo.kernels.ops import F32
 from octavo.models.tensor_file import TensorFile
 
 Shape = tuple[int, ...]
+Part = tuple[int, int]  # from the first to before the second
 Change = Callable[[F32], F32]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a matrix, from one tensor of the file (or, of a stack of experts, one slice of it)."""
+    """Rows of a matrix, from one tensor of the file, or from a part of it (one of many experts, one of many heads)."""
 
     tensor: str
     shape: Shape  # of the whole tensor in the file
     bias: str | None = None
     bias_shape: Shape = ()
-    index: int | None = None  # which slice along the first dimension of tensor and bias
+    part: Part | None = None  # which rows of the tensor, as [rows, columns of its last dimension]; None: all
+    bias_part: Part | None = None  # which numbers of the bias, in the order of the file
     interleaved_heads: int = 0  # heads whose rows 2j and 2j + 1 become rows j and j + head_dim / 2
-    change: Change | None = None  # from what is stored to [num_outputs, num_inputs]
+    change: Change | None = None  # from what was read to [num_outputs, num_inputs]
     change_bias: Change | None = None
 
 
@@ -59,6 +62,7 @@ class Parts:
     vectors: tuple[Vector, ...]
     allowed: frozenset[str] = frozenset()  # tensors that may be there and say nothing new
     ignored: tuple[str, ...] = ()  # endings of such tensors
+    unused: tuple[str, ...] = ()  # beginnings of tensors that plain generation does not use
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Every tensor that must be there."""
@@ -81,6 +85,18 @@ def linear(stem: str, num_outputs: int, num_inputs: int, has_bias: bool = False,
         (num_outputs,),
         interleaved_heads=interleaved_heads,
     )
+
+
+def part_shape(rows: Rows) -> Shape:
+    """[rows, columns] of what is read, before any change of it."""
+    start, end = rows.part or (0, math.prod(rows.shape[:-1]))
+    return end - start, rows.shape[-1]
+
+
+def expert_linear(tensor: str, shape: Shape, expert: int, bias: str | None = None) -> Rows:
+    """One expert of a stack [num_experts, num_outputs, num_inputs], with biases [num_experts, num_outputs]."""
+    part = expert * shape[1], (expert + 1) * shape[1]
+    return Rows(tensor, shape, bias, shape[:2], part=part, bias_part=part)
 
 
 def without_prefix(parts: Parts, prefix: str) -> Parts:
@@ -112,7 +128,7 @@ def check_tensors(parts: Parts, file: TensorFile, architecture: str) -> None:
                 f"{list(shape)}; config and weights do not belong together: download both again"
             )
         is_known = name in expected or name in optional or name in parts.allowed
-        if not is_known and not name.endswith(parts.ignored):
+        if not is_known and not name.endswith(parts.ignored) and not name.startswith(parts.unused):
             raise ModelError(
                 f"{file.path}: tensor {name!r} belongs to no part of a {architecture} with this config; octavo would "
                 "have to leave it out, and answer differently from the model: choose another model"

@@ -35,9 +35,9 @@ class TensorFile(Protocol):
         ...
 
     def read_into(self, name: str, out: F32, first: int = 0) -> None:
-        """Fill `out`, C-contiguous and of the shape of the tensor or of a slice along its first dimension.
+        """Fill `out`, C-contiguous, with as many values as it holds, in the order of the file from number `first` on.
 
-        Its values are those from number `first` on, counted in the order of the file.
+        Of quantised tensors, `first` and the size of out are whole blocks.
         """
         ...
 

@@ -43,6 +43,7 @@ struct KVLayerArgs {
   int64_t block_bytes, layer_offset;
   int block_size, num_kv_heads, head_dim;
   KVFormat format;
+  bool is_latent;  // one vector a token, which is K and, as far as its first numbers go, V
 };
 
 struct BatchArgs {
@@ -64,14 +65,25 @@ struct RopeWriteArgs {
   float norm_eps;
 };
 
+struct LatentWriteArgs {
+  const float* latent;  // [num_tokens, head_dim]
+  BatchArgs batch;
+  KVLayerArgs kv;
+  int num_tokens;
+};
+
+// Of paged_attention (v_dim is head_dim) and of latent_attention (v_dim is rank: the first numbers of a latent).
 struct AttentionArgs {
   const float* q;  // [num_tokens, num_heads, head_dim]
   BatchArgs batch;
   KVLayerArgs kv;
-  float* out;  // [num_tokens, num_heads, head_dim]
-  int num_tokens, num_heads;
+  float* out;  // [num_tokens, num_heads, v_dim]
+  int num_tokens, num_heads, v_dim;
   float scale;
-  void* scratch;  // attention_scratch_bytes(args, num_threads) bytes, 64-byte aligned
+  int window;          // keys that a row sees at most; 0: all
+  float softcap;       // 0: none
+  const float* sinks;  // [num_heads] or null
+  void* scratch;       // attention_scratch_bytes or latent_scratch_bytes, 64-byte aligned
 };
 
 struct KernelTable {
@@ -90,6 +102,9 @@ struct KernelTable {
   void (*rope_write)(ThreadPool&, const RopeWriteArgs&);
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*paged_attention)(ThreadPool&, const AttentionArgs&);
+  void (*latent_write)(ThreadPool&, const LatentWriteArgs&);
+  size_t (*latent_scratch_bytes)(const AttentionArgs&, int num_threads);
+  void (*latent_attention)(ThreadPool&, const AttentionArgs&);
 };
 
 }  // namespace octavo

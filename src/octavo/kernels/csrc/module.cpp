@@ -54,16 +54,19 @@ struct KVView {
 };
 
 std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
-                                     int head_dim, const std::string& format) {
+                                     int head_dim, const std::string& format, const std::string& kind) {
+  require(kind == "pair" || kind == "latent", "kind must be pair or latent");
+  const bool is_latent = kind == "latent";
   require(block_size >= 16 && block_size % 16 == 0 && block_size <= 256, "block_size must be a multiple of 16 up to 256");
-  require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= 256, "head_dim must be a multiple of 16 up to 256");
-  require(num_kv_heads >= 1, "num_kv_heads must be at least 1");
+  require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= (is_latent ? 640 : 256),
+          "head_dim must be a multiple of 16 up to 256; that of a latent up to 640");
+  require(num_kv_heads >= 1 && (!is_latent || num_kv_heads == 1), "num_kv_heads must be at least 1; that of a latent 1");
   const KVFormat f = kv_format(format);
-  const int64_t layer_bytes = int64_t{2} * block_size * num_kv_heads * head_dim * (f == KVFormat::f32 ? 4 : 2);
+  const int64_t layer_bytes = int64_t{is_latent ? 1 : 2} * block_size * num_kv_heads * head_dim * (f == KVFormat::f32 ? 4 : 2);
   require(layer_offset >= 0 && layer_offset + layer_bytes <= block_bytes, "the layer does not lie inside a block");
   require(pool.shape(0) % static_cast<size_t>(block_bytes) == 0, "the pool must be a whole number of blocks");
   auto view = std::make_unique<KVView>();
-  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f};
+  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, is_latent};
   view->pool = std::move(pool);
   return view;
 }
@@ -200,6 +203,7 @@ class Kernels {
     const size_t tokens = qkv.shape(0), heads = out_q.shape(1), dim = static_cast<size_t>(layer.head_dim);
     require(out_q.shape(0) == tokens && out_q.shape(2) == dim, "out_q must be [tokens, heads, head_dim]");
     require(qkv.shape(1) == (heads + 2 * static_cast<size_t>(layer.num_kv_heads)) * dim, "qkv must be [tokens, (heads + 2 * kv heads) * head_dim]");
+    require(!layer.is_latent, "rope_write writes pairs of K and V; use latent_write for latents");
     require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1) && 2 * cos.shape(1) <= dim, "cos and sin must agree and fit head_dim");
     require(!q_norm || q_norm->shape(0) == dim, "q_norm must be [head_dim]");
     require(!k_norm || k_norm->shape(0) == dim, "k_norm must be [head_dim]");
@@ -212,19 +216,43 @@ class Kernels {
     table_->rope_write(pool_, args);
   }
 
-  void paged_attention(const CF3& q, const CI1& query_start, const CI1& start_position, const CI2& block_table, const KVView& kv,
-                       float scale, const F3& out) {
+  void latent_write(const CF2& latent, const CI1& query_start, const CI1& start_position, const CI2& block_table, const KVView& kv) {
     const KVLayerArgs& layer = kv.args;
-    require(q.shape(2) == static_cast<size_t>(layer.head_dim), "q must be [tokens, heads, head_dim]");
-    require(q.shape(1) % static_cast<size_t>(layer.num_kv_heads) == 0, "the heads must be a multiple of the KV heads");
-    for (size_t i = 0; i < 3; i++) require(out.shape(i) == q.shape(i), "out must have the shape of q");
-    AttentionArgs args{q.data(), batch_args(query_start, start_position, block_table, q.shape(0)), layer, out.data(),
-                       static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), scale, nullptr};
+    const size_t tokens = latent.shape(0);
+    require(layer.is_latent, "latents are written to a latent layer");
+    require(latent.shape(1) == static_cast<size_t>(layer.head_dim), "latent must be [tokens, head_dim]");
+    LatentWriteArgs args{latent.data(), batch_args(query_start, start_position, block_table, tokens), layer, static_cast<int>(tokens)};
     check_positions(args.batch, layer, SIZE_MAX, kv.pool.shape(0));
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->latent_write(pool_, args);
+  }
+
+  void paged_attention(const CF3& q, const CI1& query_start, const CI1& start_position, const CI2& block_table, const KVView& kv,
+                       float scale, const F3& out, int window, float softcap, const std::optional<CF1>& sinks) {
+    require(!kv.args.is_latent, "paged_attention reads pairs of K and V; use latent_attention for latents");
+    require(window >= 0, "window must be 0 (all keys) or more");
+    require(softcap >= 0.f, "softcap must be 0 (none) or more");
+    require(!sinks || sinks->shape(0) == q.shape(1), "sinks must be [num_heads]");
+    AttentionArgs args = attention_args(q, query_start, start_position, block_table, kv, scale, out, kv.args.head_dim);
+    args.window = window;
+    args.softcap = softcap;
+    args.sinks = sinks ? sinks->data() : nullptr;
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     args.scratch = scratch_.reserve(table_->attention_scratch_bytes(args, pool_.num_threads()));
     table_->paged_attention(pool_, args);
+  }
+
+  void latent_attention(const CF3& q, const CI1& query_start, const CI1& start_position, const CI2& block_table, const KVView& kv,
+                        int rank, float scale, const F3& out) {
+    require(kv.args.is_latent, "latent_attention reads latents; use paged_attention for pairs of K and V");
+    require(rank >= 16 && rank % 16 == 0 && rank <= kv.args.head_dim, "rank must be a multiple of 16 up to head_dim");
+    AttentionArgs args = attention_args(q, query_start, start_position, block_table, kv, scale, out, rank);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    args.scratch = scratch_.reserve(table_->latent_scratch_bytes(args, pool_.num_threads()));
+    table_->latent_attention(pool_, args);
   }
 
   void copy_blocks(const U1& pool, size_t block_bytes, const CI1& sources, const CI1& targets) {
@@ -241,6 +269,26 @@ class Kernels {
   }
 
  private:
+  static AttentionArgs attention_args(const CF3& q, const CI1& query_start, const CI1& start_position, const CI2& block_table,
+                                      const KVView& kv, float scale, const F3& out, int v_dim) {
+    const KVLayerArgs& layer = kv.args;
+    require(q.shape(2) == static_cast<size_t>(layer.head_dim), "q must be [tokens, heads, head_dim]");
+    require(q.shape(1) >= 1 && q.shape(1) % static_cast<size_t>(layer.num_kv_heads) == 0, "the heads must be a multiple of the KV heads");
+    require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == static_cast<size_t>(v_dim),
+            "out must have the shape of q, with as many numbers a head as a value has");
+    AttentionArgs args{};
+    args.q = q.data();
+    args.batch = batch_args(query_start, start_position, block_table, q.shape(0));
+    args.kv = layer;
+    args.out = out.data();
+    args.num_tokens = static_cast<int>(q.shape(0));
+    args.num_heads = static_cast<int>(q.shape(1));
+    args.v_dim = v_dim;
+    args.scale = scale;
+    check_positions(args.batch, layer, SIZE_MAX, kv.pool.shape(0));
+    return args;
+  }
+
   // No kernel reads or writes outside the pool, the tables or the rope table, whatever the caller hands in.
   static void check_positions(const BatchArgs& batch, const KVLayerArgs& layer, size_t max_positions, size_t pool_bytes) {
     const int64_t num_blocks = static_cast<int64_t>(pool_bytes / static_cast<size_t>(layer.block_bytes));
@@ -278,7 +326,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("weights_dtype", [](const Linear& l) { return name_of(l.weights.dtype); });
   nb::class_<KVView>(m, "KVView");
   m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
-        nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"));
+        nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"), nb::arg("kind"));
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, const std::string&, int>(), nb::arg("num_threads"), nb::arg("instruction_set"), nb::arg("spin_pauses"))
       .def_prop_ro("instruction_set", &Kernels::instruction_set)
@@ -299,6 +347,11 @@ NB_MODULE(_native, m) {
            nb::arg("block_table"), nb::arg("cos"), nb::arg("sin"), nb::arg("kv"), nb::arg("out_q").noconvert(),
            nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("norm_eps"))
       .def("paged_attention", &Kernels::paged_attention, nb::arg("q"), nb::arg("query_start"), nb::arg("start_position"),
-           nb::arg("block_table"), nb::arg("kv"), nb::arg("scale"), nb::arg("out").noconvert())
+           nb::arg("block_table"), nb::arg("kv"), nb::arg("scale"), nb::arg("out").noconvert(), nb::arg("window"),
+           nb::arg("softcap"), nb::arg("sinks").none())
+      .def("latent_write", &Kernels::latent_write, nb::arg("latent"), nb::arg("query_start"), nb::arg("start_position"),
+           nb::arg("block_table"), nb::arg("kv"))
+      .def("latent_attention", &Kernels::latent_attention, nb::arg("q"), nb::arg("query_start"), nb::arg("start_position"),
+           nb::arg("block_table"), nb::arg("kv"), nb::arg("rank"), nb::arg("scale"), nb::arg("out").noconvert())
       .def("copy_blocks", &Kernels::copy_blocks, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("sources"), nb::arg("targets"));
 }

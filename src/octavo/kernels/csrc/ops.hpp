@@ -20,6 +20,9 @@ void rotate(ThreadPool& pool, const RotateArgs& args);
 void rope_write(ThreadPool& pool, const RopeWriteArgs& args);
 size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads);
 void paged_attention(ThreadPool& pool, const AttentionArgs& args);
+void latent_write(ThreadPool& pool, const LatentWriteArgs& args);
+size_t latent_scratch_bytes(const AttentionArgs& args, int num_threads);
+void latent_attention(ThreadPool& pool, const AttentionArgs& args);
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo
