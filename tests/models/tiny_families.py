@@ -32,6 +32,17 @@ _WIDE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 
+_DEEPSEEK: dict[str, Any] = {
+    **{name: value for name, value in _WIDE.items() if name not in ("num_key_value_heads", "head_dim")},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+
 # family -> fields of its config; windows are shorter than the tests' texts, and no multiple of a block
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"model_type": "gemma", **_WIDE},
@@ -148,6 +159,47 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "swiglu_limit": 1.0,
         "max_position_embeddings": 512,
+    },
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        **_DEEPSEEK,
+        "q_lora_rank": 24,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 8.0,
+            "beta_slow": 1.0,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.9,
+        },
+    },
+    "deepseek_v2_lite": {
+        "model_type": "deepseek_v2",
+        **_DEEPSEEK,
+        "q_lora_rank": None,
+        "n_routed_experts": 5,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **_DEEPSEEK,
+        "q_lora_rank": 24,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
     },
     "qwen2_window": {
         "model_type": "qwen2",

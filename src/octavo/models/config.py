@@ -26,6 +26,8 @@ SUPPORTED_ARCHITECTURES = (
     "MixtralForCausalLM",
     "Qwen3MoeForCausalLM",
     "GptOssForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
     "GPT2LMHeadModel",
     "GPTBigCodeForCausalLM",
     "OPTForCausalLM",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.models import falcon, gemma, gpt, gpt_oss, llama, mixtral
+from octavo.models import deepseek, falcon, gemma, gpt, gpt_oss, llama, mixtral
 from octavo.models.config import ModelConfig, refuse_architecture
 from octavo.models.config_gguf import Keys, Shapes, refuse_unknown_arithmetic
 from octavo.models.config_json import Fields, named_architecture, refuse_quantised
@@ -17,6 +17,7 @@ FAMILIES: tuple[Family, ...] = (
     gemma.FAMILY,
     mixtral.FAMILY,
     gpt_oss.FAMILY,
+    deepseek.FAMILY,
     gpt.FAMILY,
     gpt.OPT_FAMILY,
     falcon.FAMILY,
