@@ -69,7 +69,7 @@ class DeepseekConfig:
 
     @property
     def scale(self) -> float:
-        return (self.plain_dim + self.rope_dim) ** -0.5 * self.score_scale
+        return float((self.plain_dim + self.rope_dim) ** -0.5) * self.score_scale
 
     def _check_groups(self) -> None:
         choice = self.choice
