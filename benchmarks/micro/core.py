@@ -170,7 +170,7 @@ def measure_children() -> Figures:
         times = []
         for _ in range(min(count, 1000)):  # the oldest conversations leave, one after the other
             start = time.perf_counter()
-            blocks._evict(1)
+            blocks.supply.evict(1)
             times.append((time.perf_counter() - start) * 1e6)
         figures[f"one of {count} conversations leaves"] = statistics.median(times)
     return figures

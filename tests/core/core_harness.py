@@ -17,27 +17,35 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore, RequestOutput
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.core.radix_node import GONE, Node
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.seeds import branch_seed
 from octavo.core.step import Row, SampleSpec, StepPlan, StepResult
 from octavo.errors import CapacityError, InvalidRequestError
-from octavo.testing.checking_executor import CheckingExecutor, candidates_of, extend_hash, sample_token
+from octavo.testing.checking_executor import CheckingExecutor, candidates_of, extend_hash, hash_of, sample_token
 
 VOCAB_SIZE = 3
 
 
-def kv_spec(block_size: int, num_groups: int = 1) -> KVSpec:
-    groups = tuple(KVGroupSpec(f"full{g}", (g,), 1, 8, "bf16") for g in range(num_groups))
+Windows = Sequence[int | None]  # of each KV group; None: all tokens are kept
+
+
+def kv_spec(block_size: int, windows: Windows = (None,)) -> KVSpec:
+    groups = tuple(KVGroupSpec(f"group{g}", (g,), 1, 8, "bf16", window=one) for g, one in enumerate(windows))
     return KVSpec(groups, block_size)
 
 
-def hash_of(tokens: Sequence[int]) -> int:
-    prefix = 0
-    for token in tokens:
-        prefix = extend_hash(prefix, token)
-    return prefix
+def blocks_behind(window: int, block_size: int) -> int:
+    """Full blocks that a window keeps: those of the window - 1 tokens before a block's edge; at least one."""
+    return max(1, len({(10**6 * block_size - back) // block_size for back in range(1, window)}))
+
+
+def most_blocks(windows: Windows, block_size: int, num_tokens: int, budget: int) -> list[int]:
+    """The most blocks that a text of so many tokens needs in each group."""
+    covering, step = -(-num_tokens // block_size), -(-(block_size - 1 + budget) // block_size)
+    return [covering if one is None else min(covering, blocks_behind(one, block_size) + step) for one in windows]
 
 
 @dataclass
@@ -102,7 +110,7 @@ class Harness:
         num_blocks: int = 16,
         budget: int = 16,
         seats: int = 4,
-        num_groups: int = 1,
+        windows: Windows = (None,),
         prefix_caching: bool = True,
         kv_cache: bool = True,
         token_exact: bool = True,
@@ -110,17 +118,17 @@ class Harness:
         vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self.vocab_size = vocab_size
-        self.spec = kv_spec(block_size, num_groups)
-        self.blocks = BlockManager(self.spec, num_blocks * num_groups, token_exact_hits=token_exact)
+        self.spec, self.windows = kv_spec(block_size, windows), tuple(windows)
+        self.blocks = BlockManager(self.spec, num_blocks * len(windows), token_exact_hits=token_exact)
         self.config = SchedulerConfig(seats, budget, context, prefix_caching, kv_cache)
         self.scheduler = Scheduler(self.config, self.blocks, vocab_size=vocab_size)
-        self.executor = CheckingExecutor(block_size, vocab_size=vocab_size, num_groups=num_groups)
+        self.executor = CheckingExecutor(block_size, vocab_size=vocab_size, windows=windows)
         self.core = EngineCore(self.scheduler, self)
         self.core.add_listener(self._hear)
         self.shadows: dict[str, Shadow] = {}
         self.unfinished: dict[str, None] = {}
         self.events: list[events.Event] = []
-        self.resident: dict[tuple[int, ...], tuple[tuple[int, ...], bytes]] = {}  # blocks -> blocks above, tokens
+        self.resident: dict[int, tuple[int, bytes]] = {}  # block -> its group, namespace and tokens up to its end
         self.computed: set[tuple[str, int]] = set()  # namespace, hash of a prefix whose KV was computed in it
         self.num_plan_tokens = 0
         self.num_hit_tokens = 0
@@ -147,7 +155,7 @@ class Harness:
             request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
         )
         stored = len(prompt) + max_tokens - 1
-        fits = self.spec.blocks_for_tokens(stored) <= self.blocks.pool.num_blocks and stored < self.config.max_model_len
+        fits = sum(self._most(stored)) <= self.blocks.pool.num_blocks and stored < self.config.max_model_len
         try:
             self.core.add(request)
         except CapacityError:
@@ -174,9 +182,10 @@ class Harness:
         request = Request(
             request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
         )
-        stored, size, groups = len(prompt) + max_tokens - 1, self.spec.block_size, len(self.spec.groups)
+        stored, size = len(prompt) + max_tokens - 1, self.spec.block_size
         shared = len(prompt) // size if self.config.enable_kv_cache else 0
-        needed = (shared + width * (-(-stored // size) - shared)) * groups
+        apart, common = -(-stored // size) - shared, [min(shared, most) for most in self._most(len(prompt))]
+        needed = sum(min(c + width * min(apart, m), width * m) for c, m in zip(common, self._most(stored), strict=True))
         fits = needed <= self.blocks.pool.num_blocks and width <= self.config.max_num_seqs
         fits &= stored < self.config.max_model_len
         if sampling.use_beam_search:
@@ -196,6 +205,9 @@ class Harness:
             self.executor.forget(request_id)
             self.num_answers += sampling.n - 1
         return request_id
+
+    def _most(self, num_tokens: int) -> list[int]:
+        return most_blocks(self.windows, self.spec.block_size, num_tokens, self.config.max_num_batched_tokens)
 
     def _new_id(self) -> str:
         self.num_requests += 1
@@ -292,6 +304,7 @@ class Harness:
         self.num_plan_tokens += plan.num_tokens
         for row in plan.rows:
             self._check_writer(row)
+            self._check_window_blocks(row.block_tables, row.start, len(row.token_ids))
             if row.request_id in self.shadows:
                 self.shadows[row.request_id].num_run += len(row.token_ids)
             shadow = self.shadows[row.request_id.split("#")[0]]
@@ -315,11 +328,26 @@ class Harness:
 
     def _check_writer(self, row: Row) -> None:
         """Blocks that are written are held by their writer alone, and nobody can hit them."""
-        size, indexed = self.spec.block_size, {block for node in self.blocks.tree.nodes() for block in node.block_ids}
+        size, indexed = self.spec.block_size, self._indexed()
         for table in row.block_tables:
             for block in table[row.start // size : -(-(row.start + len(row.token_ids)) // size)]:
                 assert self.blocks.pool.ref_count[block] == 1, f"{row.request_id} writes block {block} that others hold"
                 assert block not in indexed, f"{row.request_id} writes block {block} that can be hit"
+
+    def _indexed(self) -> set[int]:
+        return {block for node in self.blocks.tree.nodes() for block in node.block_ids if block != GONE}
+
+    def _check_window_blocks(self, tables: Sequence[Sequence[int]], start: int, num_tokens: int) -> None:
+        """Between steps (0 tokens) a window and one block more at most, during a step its tokens more: to the block."""
+        size = self.spec.block_size
+        for table, window in zip(tables, self.windows, strict=True):
+            first = 0 if window is None else max(0, start // size - blocks_behind(window, size))
+            assert [block == GONE for block in table] == [index < first for index in range(len(table))]
+            if self.config.enable_kv_cache:
+                assert len(table) <= -(-(start + num_tokens) // size), "blocks beyond the text are held"
+            held = len(table) - first
+            bound = None if window is None else -(-window // size) + -(-num_tokens // size) + 1
+            assert bound is None or held <= bound, "a window holds too much"
 
     def _check_admissions(self) -> None:
         """What a request found in the cache was computed before this step, for its own namespace."""
@@ -390,16 +418,20 @@ class Harness:
     def _hear(self, event: events.Event) -> None:
         self.events.append(event)
         if isinstance(event, events.BlocksCommitted):
-            above = event.parent_block_ids
-            assert not above or above in self.resident
-            assert all(twin in self.resident for twin in event.twins)
-            for block in event.blocks:
-                assert block.block_ids not in self.resident
-                self.resident[block.block_ids] = (above, block.tokens)
-                above = block.block_ids
+            above = {self.resident[block][1] for block in event.parent_block_ids} or {event.namespace.encode() + b"|"}
+            (path,) = above
+            for place, block in enumerate((*event.twins, *event.blocks)):
+                path += block.tokens
+                assert GONE not in block.block_ids
+                for group, block_id in enumerate(block.block_ids):
+                    is_new = block_id not in self.resident
+                    assert is_new or place < len(event.twins)
+                    assert is_new or self.resident[block_id] == (group, path)
+                    self.resident[block_id] = (group, path)
         elif isinstance(event, events.BlocksEvicted):
             for block_ids in event.blocks:
-                del self.resident[block_ids]
+                for group, block_id in enumerate(block_ids):
+                    assert block_id == GONE or self.resident.pop(block_id)[0] == group
         elif isinstance(event, events.RequestAdmitted):
             self.num_hit_tokens += event.num_hit_tokens
 
@@ -428,39 +460,58 @@ class Harness:
             tables = [
                 t for r in self.scheduler.running if r.group and r.group.request_id == name for t in r.block_tables
             ]
-            saved += sum(map(len, tables)) - len({block for table in tables for block in table})
+            held = [block for table in tables for block in table if block != GONE]
+            saved += len(held) - len(set(held))
         return saved
 
     def check_structure(self) -> None:
         pool, tree, running = self.blocks.pool, self.blocks.tree, self.scheduler.running
-        held = Counter(block for request in running for table in request.block_tables for block in table)
+        held = Counter(block for r in running for table in r.block_tables for block in table if block != GONE)
         assert [held[block] for block in range(pool.num_blocks)] == pool.ref_count, "references are not holders"
         free, idle = list(pool.free_block_ids), list(pool.idle)
         assert sorted([*free, *idle, *held]) == list(range(pool.num_blocks)), "a block is in two places, or in none"
         nodes = list(tree.nodes())
-        indexed = {block for node in nodes for block in node.block_ids}
+        indexed = self._indexed()
         assert not indexed & set(free), "a free block can be hit"
         assert set(idle) <= indexed, "an idle block can never be hit"
-        assert sum(len(node.block_ids) for node in nodes) == len(indexed), "a block is indexed twice"
-        above = {n.block_ids: n.parent.block_ids if n.parent is not None else () for n in nodes}
-        told = {node.block_ids: (above[node.block_ids], node.key) for node in nodes}
+        assert sum(block != GONE for node in nodes for block in node.block_ids) == len(indexed), "it is indexed twice"
+        paths, told = dict[Node, bytes](), dict[int, tuple[int, bytes]]()
+        for node in nodes:
+            assert node.parent is not None
+            paths[node] = paths.get(node.parent, node.parent.key + b"|") + node.key
+            told.update({block: (group, paths[node]) for group, block in enumerate(node.block_ids) if block != GONE})
         assert self.resident == told, "the events tell another cache"
         place = {block: index for index, block in enumerate(idle)}
         for node in nodes:
-            for one, parent in zip(node.block_ids, above[node.block_ids], strict=False):
-                if parent in place:
-                    assert one in place, "a parent is idle while its child is held"
-                    assert place[one] < place[parent], "what is counted as available cannot be had: parent before child"
+            self._check_node(node, place)
+        groups = self.core.status().kv_group_blocks
+        assert sum(one.used for one in groups) == len(held)
+        assert [one.cached for one in groups] == [sum(told[b][0] == g for b in idle) for g in range(len(groups))]
         orders = [request.order for request in running]
         assert orders == sorted(orders)
         for request in running:
             self._check_path(request)
+            self._check_window_blocks(request.block_tables, request.num_computed_tokens, 0)
+
+    def _check_node(self, node: Node, place: dict[int, int]) -> None:
+        """place: of each idle block, in the order in which they would go."""
+        growing = [group for group, window in enumerate(self.windows) if window is None]
+        assert all(node.block_ids[group] != GONE for group in growing)
+        assert any(block != GONE for block in node.block_ids) or any(node.children()), "a node without use"
+        parent = node.parent.block_ids if node.parent is not None else ()
+        for group in growing if parent else ():
+            if parent[group] in place:
+                assert node.block_ids[group] in place, "a parent is idle while its child is held"
+                assert place[node.block_ids[group]] < place[parent[group]], "it is available, and cannot be had"
+        if growing and node.block_ids[growing[0]] in place:
+            assert all(block in place for block in node.block_ids if block != GONE), "it is held and would be evicted"
 
     def _check_path(self, request: Request) -> None:
         node, size = request.node, self.spec.block_size
         for index in reversed(range(request.num_committed_blocks)):
             assert node is not None
-            assert node.block_ids == tuple(table[index] for table in request.block_tables), "a table is no path"
+            for one, table in zip(node.block_ids, request.block_tables, strict=True):
+                assert table[index] in (one, GONE), "a table is no path"
             assert node.key == request.token_ids[index * size : (index + 1) * size].tobytes()
             node = node.parent
         assert node is None or node.key == request.namespace.encode(), "a path of another namespace"
@@ -521,9 +572,10 @@ def branch_storm(harness: Harness, rng: random.Random, num_actions: int) -> None
     harness.empty()
 
 
-def squeeze(rng: random.Random, num_groups: int = 1) -> Harness:
+def squeeze(rng: random.Random, windows: Windows = (None,)) -> Harness:
     """Branches and long answers fill a tight pool, then an urgent long prompt comes in small chunks: preemption."""
-    harness = Harness(block_size=2, num_blocks=24, budget=5, seats=4, num_groups=num_groups)
+    num_blocks = 15 if any(windows) else 24  # of each group; behind a window less is needed
+    harness = Harness(block_size=2, num_blocks=num_blocks, budget=5, seats=4, windows=windows)
     for _ in range(3):
         harness.add([rng.randrange(VOCAB_SIZE) for _ in range(3)], 18, priority=rng.choice([0, 1]))
     for _ in range(rng.randrange(4, 10)):

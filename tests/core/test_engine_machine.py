@@ -19,6 +19,19 @@ PROMPTS = st.one_of(
     st.lists(TOKENS, min_size=1, max_size=20),
 )
 
+# Of each KV group: growing ones, windows smaller and larger than a block, in any order, with and without growing ones.
+WINDOWS = [
+    (None,),
+    (None,),
+    (None, None),
+    (None, 5),
+    (3, None),
+    (None, 2, 9),
+    (1, None),
+    (6,),
+    (2,),
+    (4, 11),
+]
 SWITCHES = [(True, True, True)] * 4 + [(False, True, True), (True, False, True), (True, True, False)]
 
 
@@ -28,18 +41,18 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(3, 16),
         seats=st.integers(1, 5),
         more_budget=st.integers(0, 16),
-        num_groups=st.sampled_from([1, 1, 2]),
+        windows=st.sampled_from(WINDOWS),
         switches=st.sampled_from(SWITCHES),
         vocab_size=st.sampled_from([VOCAB_SIZE, VOCAB_SIZE, 10]),  # a search needs some to choose from
     )
-    def start(self, block_size, num_blocks, seats, more_budget, num_groups, switches, vocab_size):
+    def start(self, block_size, num_blocks, seats, more_budget, windows, switches, vocab_size):
         prefix_caching, kv_cache, token_exact = switches
         self.harness = Harness(
             block_size=block_size,
             num_blocks=num_blocks,
             budget=seats + more_budget,
             seats=seats,
-            num_groups=num_groups,
+            windows=windows,
             prefix_caching=prefix_caching,
             kv_cache=kv_cache,
             token_exact=token_exact,
@@ -156,7 +169,7 @@ def test_storms(seed: int) -> None:
             num_blocks=rng.randrange(5, 24),
             budget=seats + rng.randrange(20),
             seats=seats,
-            num_groups=rng.choice([1, 1, 2]),
+            windows=rng.choice(WINDOWS),
             kv_cache=rng.random() < 0.9,
             token_exact=rng.random() < 0.9,
         )
@@ -176,7 +189,7 @@ def test_branch_storms(seed: int) -> None:
             num_blocks=rng.randrange(6, 30),
             budget=seats + rng.randrange(20),
             seats=seats,
-            num_groups=rng.choice([1, 1, 2]),
+            windows=rng.choice(WINDOWS),
             prefix_caching=rng.random() < 0.8,
             kv_cache=rng.random() < 0.9,
             token_exact=rng.random() < 0.9,

@@ -11,7 +11,8 @@ time, every wait ends.
 
 from __future__ import annotations
 
-from octavo.core.radix_tree import Node, common_tokens
+from octavo.core.radix_node import Node
+from octavo.core.radix_tree import common_tokens
 from octavo.core.request import Request
 
 Place = tuple[Node | str, bytes]  # the node, or the namespace for its root, and the tokens of the next block

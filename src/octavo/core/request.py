@@ -17,7 +17,7 @@ from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from octavo.core.branches import Branches
-    from octavo.core.radix_tree import Node
+    from octavo.core.radix_node import Node
 
 PRIORITY_STEP = 1024  # arrivals that one level of priority is worth: what keeps the less urgent from starving
 MAX_TOKEN_ID = 2**32 - 1
@@ -54,9 +54,11 @@ class Request:
         "num_cached_tokens",
         "num_committed_blocks",
         "num_computed_tokens",
+        "num_passed_blocks",
         "num_preemptions",
         "num_prompt_tokens",
         "num_scored_tokens",
+        "num_shared_blocks",
         "order",
         "params",
         "priority",
@@ -114,10 +116,23 @@ class Request:
         self.num_scored_tokens = 0  # positions of the prompt after which the likelihood of the next token was told
         self.group: Branches | None = None  # None: the only branch
         self.branch = 0  # which of its request; a beam's number only tells it from those that run beside it
-        self.block_tables: list[array[int]] = []  # one table of block ids per KV group
+        self.block_tables: list[array[int]] = []  # one table of block ids per KV group, all of the same length
+        # Invariant: the first num_passed_blocks[g] entries of table g are GONE, and no others; 0 without a window.
+        self.num_passed_blocks: list[int] = []
+        self.num_shared_blocks = 0  # token blocks from the start that others had as well: where their texts parted
         # Invariant: the first num_committed_blocks of each table are the blocks of the nodes from the root to `node`.
         self.num_committed_blocks = 0
         self.node: Node | None = None  # node of the last committed block; None stands for the root of the namespace
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that it holds, of all KV groups; what branches share counts for each."""
+        return sum(map(len, self.block_tables)) - sum(self.num_passed_blocks)
+
+    def held_blocks(self, group: int) -> array[int]:
+        """The blocks of one KV group that it holds, in the order of its text."""
+        first = self.num_passed_blocks[group]
+        return self.block_tables[group][first:] if first else self.block_tables[group]
 
     @property
     def num_output_tokens(self) -> int:

@@ -37,6 +37,7 @@ from octavo.core.progress import Progress
 from octavo.core.request import PRIORITY_STEP, Request, RequestStatus
 from octavo.core.request_check import check_request
 from octavo.core.request_output import RequestOutput
+from octavo.core.room import Room
 from octavo.core.running import Running
 from octavo.core.sharing import BranchMemory
 from octavo.core.status import CoreStatus, Counters, core_status
@@ -56,7 +57,7 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._num_arrivals = 0
         self._counters = Counters()
-        self._admission = Admission(blocks)  # the requests that wait
+        self._admission = Admission(blocks, Room(blocks, config.max_num_batched_tokens))  # the requests that wait
         self._running = Running(blocks, self._admission, self._counters)
         self._progress = Progress(config, blocks, self._admission, self._running, self._counters)
 

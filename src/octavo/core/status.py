@@ -61,6 +61,14 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """Blocks of one KV group; over all groups they add up to those of the pool that are not free."""
+
+    used: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
 class CoreStatus:
     """A snapshot. free_blocks + cached_blocks + used_blocks == num_blocks, always."""
 
@@ -72,6 +80,7 @@ class CoreStatus:
     used_blocks: int
     internal_waste_tokens: int  # slots that running requests hold and have not filled
     kv_groups: tuple[KVGroupSpec, ...]
+    kv_group_blocks: tuple[GroupBlocks, ...]  # of each
     running: int
     waiting: int
     queries_tokens: int  # prompt tokens looked up in the cache, once a request
@@ -111,6 +120,7 @@ def core_status(
         used_blocks=pool.num_blocks - pool.num_available,
         internal_waste_tokens=sum(waste.values()),
         kv_groups=blocks.spec.groups,
+        kv_group_blocks=tuple(GroupBlocks(*pool.counts(group)) for group in range(blocks.num_groups)),
         running=len(running),
         waiting=num_waiting,
         queries_tokens=counters.queries,
@@ -124,7 +134,7 @@ def core_status(
         generation_tokens=counters.generation,
         preemptions=counters.preemptions,
         steps=counters.steps,
-        evicted_blocks=blocks.num_evicted_blocks,
+        evicted_blocks=blocks.supply.num_evicted,
         copies=blocks.num_copies,
         finished=dict(counters.finished),
         branch_saved_blocks=saved[0],

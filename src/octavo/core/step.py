@@ -58,8 +58,9 @@ class Row:
     """Run the tokens at positions [start, start + len(token_ids)) of one request.
 
     Their K and V are written to the slots that `block_tables` (one table per KV group) gives for these positions;
-    attention reads positions [0, start + len(token_ids)). With `sample`, the logits of the last token are drawn from,
-    and once more for each of `branch_samples`.
+    attention of the row at position p reads positions [0, p], in a group with a window of w tokens [p - w + 1, p]; what
+    no row reads may be -1 in the table. With `sample`, the logits of the last token are drawn from, and once more for
+    each of `branch_samples`.
     """
 
     request_id: str

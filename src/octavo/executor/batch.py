@@ -35,6 +35,7 @@ def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
     for index, (row, count) in enumerate(zip(rows, num_blocks, strict=True)):
         for group, table in enumerate(row.block_tables):
             block_tables[group, index, :count] = np.frombuffer(table, np.int32, count)
+    np.maximum(block_tables, 0, out=block_tables)  # what a window has passed (GONE) is never read
     wanted: list[int] = []
     for row, begin, end in zip(rows, query_start.tolist(), query_start[1:].tolist(), strict=False):
         if row.prompt_scores is not None:

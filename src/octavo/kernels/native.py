@@ -81,6 +81,24 @@ class NativeOps:
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         self._kernels.silu_mul(gate_up, out)
 
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        self._kernels.layer_norm(x, weight, bias, eps, out)
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        self._kernels.activation(x, kind, out)
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        self._kernels.gated_activation(gate_up, kind, limit, out)
+
+    def softmax(self, x: F32, out: F32) -> None:
+        self._kernels.softmax(x, out)
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        self._kernels.soft_cap(x, cap, out)
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        self._kernels.rotate(heads, positions, rope.cos, rope.sin, first)
+
     def rope_write(
         self,
         qkv: F32,
@@ -113,8 +131,27 @@ class NativeOps:
         assert isinstance(down, _native.Linear)
         self._kernels.gated_mlp(hidden, norm, eps, gate_up, down)
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
-        self._kernels.paged_attention(q, self._batch_view(batch, kv.group), self._view(kv), scale, out)
+    def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
+        self._kernels.latent_write(latent, self._batch_view(batch, kv.group), self._view(kv))
+
+    def paged_attention(
+        self,
+        q: F32,
+        batch: AttentionBatch,
+        kv: KVLayer,
+        scale: float,
+        out: F32,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> None:
+        table, view = self._batch_view(batch, kv.group), self._view(kv)
+        self._kernels.paged_attention(q, table, view, scale, out, window, softcap, sinks)
+
+    def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
+        table, view = self._batch_view(batch, kv.group), self._view(kv)
+        self._kernels.latent_attention(q, table, view, rank, scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
@@ -134,7 +171,14 @@ class NativeOps:
         found = self._views.get(key)
         if found is None or found[0] is not kv:
             view = _native.make_kv_view(
-                kv.pool, kv.block_bytes, kv.layer_offset, kv.block_size, kv.num_kv_heads, kv.head_dim, kv.kv_format
+                kv.pool,
+                kv.block_bytes,
+                kv.layer_offset,
+                kv.block_size,
+                kv.num_kv_heads,
+                kv.head_dim,
+                kv.kv_format,
+                kv.kind,
             )
             found = self._views[key] = (kv, view)
         return found[1]

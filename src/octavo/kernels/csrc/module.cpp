@@ -1,10 +1,36 @@
 // The Python binding: checks shapes, owns scratch memory, releases the GIL. It does not compute.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
 #include <mutex>
 
-#include "bound_types.hpp"
+#include "bound_views.hpp"
 #include "dispatch.hpp"
 
+namespace nb = nanobind;
+using namespace octavo;
+
 namespace {
+
+Activation activation_of(const std::string& name) {
+  if (name == "relu") return Activation::relu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "sigmoid") return Activation::sigmoid;
+  throw std::invalid_argument("activation '" + name + "' is not one of relu, gelu, gelu_tanh, sigmoid");
+}
+
+Gate gate_of(const std::string& name) {
+  if (name == "gelu") return Gate::gelu;
+  if (name == "gelu_tanh") return Gate::gelu_tanh;
+  if (name == "clamped_swiglu") return Gate::clamped_swiglu;
+  throw std::invalid_argument("gated activation '" + name + "' is not one of gelu, gelu_tanh, clamped_swiglu");
+}
+
+bool same_shape(const CF2& x, const F2& out) { return x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1); }
 
 class Kernels {
  public:
@@ -78,6 +104,58 @@ class Kernels {
     table_->silu_mul(pool_, gate_up.data(), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1)), out.data());
   }
 
+  void layer_norm(const CF2& x, const CF1& weight, const std::optional<CF1>& bias, float eps, const F2& out) {
+    require(same_shape(x, out) && weight.shape(0) == x.shape(1), "x, weight and out must agree");
+    require(!bias || bias->shape(0) == x.shape(1), "the bias must have one number a column");
+    const float* shift = bias ? bias->data() : nullptr;
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->layer_norm(pool_, x.data(), weight.data(), shift, eps, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void activation(const CF2& x, const std::string& kind, const F2& out) {
+    require(same_shape(x, out), "x and out must agree");
+    const Activation which = activation_of(kind);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->activation(pool_, x.data(), which, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void gated_activation(const CF2& gate_up, const std::string& kind, float limit, const F2& out) {
+    require(out.shape(0) == gate_up.shape(0) && 2 * out.shape(1) == gate_up.shape(1), "gate_up must be [rows, 2 * width of out]");
+    const Gate which = gate_of(kind);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->gated_activation(pool_, gate_up.data(), which, limit, static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1)), out.data());
+  }
+
+  void softmax(const CF2& x, const F2& out) {
+    require(same_shape(x, out) && x.shape(1) > 0, "x and out must agree and not be empty");
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->softmax(pool_, x.data(), static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void soft_cap(const CF2& x, float cap, const F2& out) {
+    require(same_shape(x, out) && cap > 0.f, "x and out must agree, and the cap be positive");
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->soft_cap(pool_, x.data(), cap, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void rotate(const F3& heads, const CI1& positions, const CF2& cos, const CF2& sin, int first) {
+    RotateArgs args{heads.data(), positions.data(), cos.data(), sin.data(), static_cast<int>(heads.shape(0)),
+                    static_cast<int>(heads.shape(1)), static_cast<int>(heads.shape(2)), static_cast<int>(cos.shape(1)), first};
+    require(positions.shape(0) == heads.shape(0), "there must be one position a row");
+    require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1), "cos and sin must agree");
+    require(first >= 0 && first + 2 * args.half <= args.head_dim, "the rotated dimensions must lie inside a head");
+    for (int i = 0; i < args.num_rows; i++)
+      require(args.positions[i] >= 0 && static_cast<size_t>(args.positions[i]) < cos.shape(0), "a position is outside the rope table");
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->rotate(pool_, args);
+  }
+
   void rope_write(const CF2& qkv, BatchView& batch, const CF2& cos, const CF2& sin, const KVView& kv, const F3& out_q,
                   const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm, float norm_eps) {
     require(qkv.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
@@ -129,18 +207,41 @@ class Kernels {
     }
   }
 
-  void paged_attention(const CF3& q, BatchView& batch, const KVView& kv, float scale, const F3& out) {
-    const KVLayerArgs& layer = kv.args;
-    require(q.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
-    require(q.shape(2) == static_cast<size_t>(layer.head_dim), "q must be [tokens, heads, head_dim]");
-    require(q.shape(1) % static_cast<size_t>(layer.num_kv_heads) == 0, "the heads must be a multiple of the KV heads");
-    for (size_t i = 0; i < 3; i++) require(out.shape(i) == q.shape(i), "out must have the shape of q");
+  void latent_write(const CF2& latent, BatchView& batch, const KVView& kv) {
+    require(kv.args.is_latent, "latents are written to a latent layer");
+    require(latent.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
+    require(latent.shape(1) == static_cast<size_t>(kv.args.head_dim), "latent must be [tokens, head_dim]");
     check_tables(batch, kv);
-    AttentionArgs args{q.data(), batch.args, layer, out.data(), static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), scale, nullptr};
+    LatentWriteArgs args{latent.data(), batch.args, kv.args, static_cast<int>(batch.num_tokens)};
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->latent_write(pool_, args);
+  }
+
+  void paged_attention(const CF3& q, BatchView& batch, const KVView& kv, float scale, const F3& out, int window, float softcap,
+                       const std::optional<CF1>& sinks) {
+    require(!kv.args.is_latent, "paged_attention reads pairs of K and V; use latent_attention for latents");
+    require(window >= 0, "window must be 0 (all keys) or more");
+    require(softcap >= 0.f, "softcap must be 0 (none) or more");
+    require(!sinks || sinks->shape(0) == q.shape(1), "sinks must be [num_heads]");
+    AttentionArgs args = attention_args(q, batch, kv, scale, out, kv.args.head_dim);
+    args.window = window;
+    args.softcap = softcap;
+    args.sinks = sinks ? sinks->data() : nullptr;
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     args.scratch = scratch_.reserve(table_->attention_scratch_bytes(args, pool_.num_threads()));
     table_->paged_attention(pool_, args);
+  }
+
+  void latent_attention(const CF3& q, BatchView& batch, const KVView& kv, int rank, float scale, const F3& out) {
+    require(kv.args.is_latent, "latent_attention reads latents; use paged_attention for pairs of K and V");
+    require(rank >= 16 && rank % 16 == 0 && rank <= kv.args.head_dim, "rank must be a multiple of 16 up to head_dim");
+    AttentionArgs args = attention_args(q, batch, kv, scale, out, rank);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    args.scratch = scratch_.reserve(table_->latent_scratch_bytes(args, pool_.num_threads()));
+    table_->latent_attention(pool_, args);
   }
 
   void copy_blocks(const U1& pool, size_t block_bytes, const CI1& sources, const CI1& targets) {
@@ -157,26 +258,7 @@ class Kernels {
   }
 
  private:
-  // All but qkv.
-  static RopeWriteArgs rope_args(BatchView& batch, const CF2& cos, const CF2& sin, const KVView& kv, const F3& out_q,
-                                 const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm, float norm_eps) {
-    const size_t dim = static_cast<size_t>(kv.args.head_dim);
-    require(out_q.shape(0) == batch.num_tokens && out_q.shape(2) == dim, "out_q must be [tokens, heads, head_dim]");
-    require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1) && 2 * cos.shape(1) <= dim, "cos and sin must agree and fit head_dim");
-    require(!q_norm || q_norm->shape(0) == dim, "q_norm must be [head_dim]");
-    require(!k_norm || k_norm->shape(0) == dim, "k_norm must be [head_dim]");
-    require(static_cast<size_t>(batch.num_positions) <= cos.shape(0), "a position is outside the rope table");
-    check_tables(batch, kv);
-    return {nullptr, batch.args, cos.data(), sin.data(), static_cast<int>(cos.shape(1)), kv.args, out_q.data(),
-            static_cast<int>(batch.num_tokens), static_cast<int>(out_q.shape(1)), q_norm ? q_norm->data() : nullptr,
-            k_norm ? k_norm->data() : nullptr, norm_eps};
-  }
-
   static constexpr int kMlpRows = 64;  // what lies between the two matrices of a block stays in the second-level cache
-
-  static size_t qkv_width(const RopeWriteArgs& args) {
-    return (static_cast<size_t>(args.num_heads) + 2 * static_cast<size_t>(args.kv.num_kv_heads)) * static_cast<size_t>(args.kv.head_dim);
-  }
 
   template <class Matrix>
   static void check_norm_linear(const Matrix& x, const CF1& norm, const Linear& linear) {
@@ -225,7 +307,7 @@ NB_MODULE(_native, m) {
   nb::class_<BatchView>(m, "BatchView");
   m.def("make_batch_view", &make_batch_view, nb::arg("query_start"), nb::arg("start_position"), nb::arg("block_table"));
   m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
-        nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"));
+        nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"), nb::arg("kind"));
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, const std::string&, int>(), nb::arg("num_threads"), nb::arg("instruction_set"), nb::arg("spin_pauses"))
       .def_prop_ro("instruction_set", &Kernels::instruction_set)
@@ -236,6 +318,12 @@ NB_MODULE(_native, m) {
       .def("embedding", &Kernels::embedding, nb::arg("table"), nb::arg("token_ids"), nb::arg("out").noconvert())
       .def("rms_norm", &Kernels::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out").noconvert())
       .def("silu_mul", &Kernels::silu_mul, nb::arg("gate_up"), nb::arg("out").noconvert())
+      .def("layer_norm", &Kernels::layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("out").noconvert())
+      .def("activation", &Kernels::activation, nb::arg("x"), nb::arg("kind"), nb::arg("out").noconvert())
+      .def("gated_activation", &Kernels::gated_activation, nb::arg("gate_up"), nb::arg("kind"), nb::arg("limit"), nb::arg("out").noconvert())
+      .def("softmax", &Kernels::softmax, nb::arg("x"), nb::arg("out").noconvert())
+      .def("soft_cap", &Kernels::soft_cap, nb::arg("x"), nb::arg("cap"), nb::arg("out").noconvert())
+      .def("rotate", &Kernels::rotate, nb::arg("heads").noconvert(), nb::arg("positions"), nb::arg("cos"), nb::arg("sin"), nb::arg("first"))
       .def("rope_write", &Kernels::rope_write, nb::arg("qkv"), nb::arg("batch"), nb::arg("cos"), nb::arg("sin"), nb::arg("kv"),
            nb::arg("out_q").noconvert(), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("norm_eps"))
       .def("attention_input", &Kernels::attention_input, nb::arg("x"), nb::arg("norm"), nb::arg("eps"), nb::arg("qkv"), nb::arg("batch"),
@@ -244,6 +332,9 @@ NB_MODULE(_native, m) {
            nb::arg("out").noconvert())
       .def("gated_mlp", &Kernels::gated_mlp, nb::arg("hidden").noconvert(), nb::arg("norm"), nb::arg("eps"), nb::arg("gate_up"), nb::arg("down"))
       .def("paged_attention", &Kernels::paged_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),
+           nb::arg("out").noconvert(), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").none())
+      .def("latent_write", &Kernels::latent_write, nb::arg("latent"), nb::arg("batch"), nb::arg("kv"))
+      .def("latent_attention", &Kernels::latent_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("rank"), nb::arg("scale"),
            nb::arg("out").noconvert())
       .def("copy_blocks", &Kernels::copy_blocks, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("sources"), nb::arg("targets"));
 }

@@ -1,0 +1,127 @@
+// What Python holds of a cache and of a step: a layer's view of the pool, a step's sequences; checked when made or first used.
+#pragma once
+#include "binding.hpp"
+
+namespace octavo {
+
+inline KVFormat kv_format(const std::string& name) {
+  if (name == "f32") return KVFormat::f32;
+  if (name == "bf16") return KVFormat::bf16;
+  throw std::invalid_argument("KV format '" + name + "' is not one of f32, bf16");
+}
+
+// Where one layer lies in the pool; made once, used at each step. Keeps the pool alive.
+struct KVView {
+  U1 pool;
+  KVLayerArgs args;
+};
+
+inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
+                                     int head_dim, const std::string& format, const std::string& kind) {
+  require(kind == "pair" || kind == "latent", "kind must be pair or latent");
+  const bool is_latent = kind == "latent";
+  require(block_size >= 16 && block_size % 16 == 0 && block_size <= 256, "block_size must be a multiple of 16 up to 256");
+  require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= (is_latent ? 640 : 256),
+          "head_dim must be a multiple of 16 up to 256; that of a latent up to 640");
+  require(num_kv_heads >= 1 && (!is_latent || num_kv_heads == 1), "num_kv_heads must be at least 1; that of a latent 1");
+  const KVFormat f = kv_format(format);
+  const int64_t layer_bytes = int64_t{is_latent ? 1 : 2} * block_size * num_kv_heads * head_dim * (f == KVFormat::f32 ? 4 : 2);
+  require(layer_offset >= 0 && layer_offset + layer_bytes <= block_bytes, "the layer does not lie inside a block");
+  require(pool.shape(0) % static_cast<size_t>(block_bytes) == 0, "the pool must be a whole number of blocks");
+  auto view = std::make_unique<KVView>();
+  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, is_latent};
+  view->pool = std::move(pool);
+  return view;
+}
+
+// One step's sequences in one KV group; made once a step, used at each layer. Keeps the arrays alive.
+struct BatchView {
+  CI1 query_start, start_position;
+  CI2 block_table;
+  BatchArgs args;
+  size_t num_tokens;
+  int64_t num_positions;  // one more than the last position
+  // What the tables were checked against last; the layers of a group have it in common.
+  int64_t checked_blocks = -1;
+  int checked_block_size = 0;
+};
+
+inline std::unique_ptr<BatchView> make_batch_view(CI1 query_start, CI1 start_position, CI2 block_table) {
+  const size_t n = start_position.shape(0);
+  require(query_start.shape(0) == n + 1 && block_table.shape(0) == n, "the batch's arrays disagree in the number of sequences");
+  require(n > 0 && query_start.data()[0] == 0 && query_start.data()[n] >= 0, "query_start must run from 0 to the number of rows");
+  auto view = std::make_unique<BatchView>();
+  view->args = {query_start.data(), start_position.data(), block_table.data(), static_cast<int>(n), static_cast<int>(block_table.shape(1))};
+  view->num_tokens = static_cast<size_t>(query_start.data()[n]);
+  view->num_positions = 0;
+  for (size_t i = 0; i < n; i++) {
+    const int64_t rows = int64_t{query_start.data()[i + 1]} - query_start.data()[i];
+    require(rows >= 0 && start_position.data()[i] >= 0, "query_start must ascend and positions must not be negative");
+    const int64_t end = start_position.data()[i] + rows;
+    if (end > view->num_positions) view->num_positions = end;
+  }
+  view->query_start = std::move(query_start);
+  view->start_position = std::move(start_position);
+  view->block_table = std::move(block_table);
+  return view;
+}
+
+// No kernel reads or writes outside the pool or the tables, whatever the caller hands in.
+inline void check_tables(BatchView& batch, const KVView& kv) {
+  const int64_t num_blocks = static_cast<int64_t>(kv.pool.shape(0)) / kv.args.block_bytes;
+  if (batch.checked_blocks == num_blocks && batch.checked_block_size == kv.args.block_size) return;
+  const BatchArgs& args = batch.args;
+  for (int i = 0; i < args.num_sequences; i++) {
+    const int64_t end = int64_t{args.start_position[i]} + args.query_start[i + 1] - args.query_start[i];
+    const int64_t used = (end + kv.args.block_size - 1) / kv.args.block_size;
+    require(used <= args.max_blocks, "the block table is too short for the positions");
+    for (int64_t b = 0; b < used; b++) {
+      const int32_t id = args.block_table[int64_t{i} * args.max_blocks + b];
+      require(id >= 0 && id < num_blocks, "a block id is outside the pool");
+    }
+  }
+  batch.checked_blocks = num_blocks;
+  batch.checked_block_size = kv.args.block_size;
+}
+
+// All but qkv.
+inline RopeWriteArgs rope_args(BatchView& batch, const CF2& cos, const CF2& sin, const KVView& kv, const F3& out_q,
+                               const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm, float norm_eps) {
+  const size_t dim = static_cast<size_t>(kv.args.head_dim);
+  require(!kv.args.is_latent, "rope_write writes pairs of K and V; use latent_write for latents");
+  require(out_q.shape(0) == batch.num_tokens && out_q.shape(2) == dim, "out_q must be [tokens, heads, head_dim]");
+  require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1) && 2 * cos.shape(1) <= dim, "cos and sin must agree and fit head_dim");
+  require(!q_norm || q_norm->shape(0) == dim, "q_norm must be [head_dim]");
+  require(!k_norm || k_norm->shape(0) == dim, "k_norm must be [head_dim]");
+  require(static_cast<size_t>(batch.num_positions) <= cos.shape(0), "a position is outside the rope table");
+  check_tables(batch, kv);
+  return {nullptr, batch.args, cos.data(), sin.data(), static_cast<int>(cos.shape(1)), kv.args, out_q.data(),
+          static_cast<int>(batch.num_tokens), static_cast<int>(out_q.shape(1)), q_norm ? q_norm->data() : nullptr,
+          k_norm ? k_norm->data() : nullptr, norm_eps};
+}
+
+inline size_t qkv_width(const RopeWriteArgs& args) {
+  return (static_cast<size_t>(args.num_heads) + 2 * static_cast<size_t>(args.kv.num_kv_heads)) * static_cast<size_t>(args.kv.head_dim);
+}
+
+inline AttentionArgs attention_args(const CF3& q, BatchView& batch, const KVView& kv, float scale, const F3& out, int v_dim) {
+  const KVLayerArgs& layer = kv.args;
+  require(q.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
+  check_tables(batch, kv);
+  require(q.shape(2) == static_cast<size_t>(layer.head_dim), "q must be [tokens, heads, head_dim]");
+  require(q.shape(1) >= 1 && q.shape(1) % static_cast<size_t>(layer.num_kv_heads) == 0, "the heads must be a multiple of the KV heads");
+  require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == static_cast<size_t>(v_dim),
+          "out must have the shape of q, with as many numbers a head as a value has");
+  AttentionArgs args{};
+  args.q = q.data();
+  args.batch = batch.args;
+  args.kv = layer;
+  args.out = out.data();
+  args.num_tokens = static_cast<int>(q.shape(0));
+  args.num_heads = static_cast<int>(q.shape(1));
+  args.v_dim = v_dim;
+  args.scale = scale;
+  return args;
+}
+
+}  // namespace octavo
