@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv_format.hpp"
 #include "thread_pool.hpp"
 
 namespace octavo {
 
 enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4 };
-enum class KVFormat : int { f32 = 0, bf16 = 1 };
 
 // Weights in panels of 16 outputs, inputs padded with zeros.
 // f32: [panel][num_inputs][16]; bf16: [panel][num_inputs_padded / 2][16][2]; others: weight_groups.hpp. bias: [num_panels * 16], zeros where none.
@@ -33,6 +33,7 @@ struct KVLayerArgs {
   int64_t block_bytes, layer_offset;
   int block_size, num_kv_heads, head_dim;
   KVFormat format;
+  const float *k_scales, *v_scales;  // [num_kv_heads, head_dim] or null: what is stored is divided by them
   bool is_latent;  // one vector a token, which is K and, as far as its first numbers go, V
 };
 
