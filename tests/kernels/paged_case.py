@@ -6,10 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
+from octavo.core.kv_bytes import FORMAT_BYTES, vector_bytes
+from octavo.kernels.native import supported_instruction_sets
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 from octavo.kv_formats import layout
 
+FORMATS = tuple(FORMAT_BYTES)
+INSTRUCTION_SETS = supported_instruction_sets()
+# By default every format on the best instruction set, and one of each way of computing on the others.
+CASES = [
+    pytest.param(instruction_set, kv_format)
+    if instruction_set == INSTRUCTION_SETS[0] or kv_format in ("bf16", "int8")
+    else pytest.param(instruction_set, kv_format, marks=pytest.mark.large)
+    for instruction_set in INSTRUCTION_SETS
+    for kv_format in FORMATS
+]
+# The same for tests that have many parameters besides.
+FEW_CASES = [
+    pytest.param(*case.values, marks=case.marks)
+    if case.values in ((INSTRUCTION_SETS[0], "bf16"), (INSTRUCTION_SETS[0], "int8"), ("portable", "f32"))
+    else pytest.param(*case.values, marks=pytest.mark.large)
+    for case in CASES
+]
+cases = pytest.mark.parametrize(("instruction_set", "kv_format"), CASES)
+few_cases = pytest.mark.parametrize(("instruction_set", "kv_format"), FEW_CASES)
 POISONS = (np.nan, np.inf, -np.inf)
 
 
@@ -20,6 +42,16 @@ class Geometry:
     head_dim: int
     kv_format: str = "f32"
     block_size: int = 16
+
+
+def holds(kv_format: str, head_dim: int) -> bool:
+    """Whether heads of this size can be stored in this format."""
+    return head_dim % FORMAT_BYTES[kv_format].dim_step == 0
+
+
+def tolerance(instruction_set: str, kv_format: str) -> float:
+    """Where bf16 pairs are multiplied, q and the weights are rounded to 8 bits; elsewhere everything is f32."""
+    return 3e-2 if instruction_set == "avx512_bf16" and kv_format not in ("f32", "f16") else 1e-5
 
 
 @dataclass(frozen=True)
@@ -53,10 +85,18 @@ def random_sequence(geometry: Geometry, num_tokens: int, seed: int) -> tuple[F32
 class Pool:
     """A layer's pool. Every slot holds `poison` until a sequence is stored there."""
 
-    def __init__(self, geometry: Geometry, num_blocks: int, *, poison: float = np.nan, seed: int = 0) -> None:
+    def __init__(
+        self,
+        geometry: Geometry,
+        num_blocks: int,
+        *,
+        poison: float = np.nan,
+        seed: int = 0,
+        scales: tuple[F32, F32] | None = None,
+    ) -> None:
         self.geometry = geometry
-        item_bytes = layout.codec(geometry.kv_format).ITEM_BYTES
-        layer_bytes = 2 * geometry.block_size * geometry.num_kv_heads * geometry.head_dim * item_bytes
+        token_bytes = geometry.num_kv_heads * vector_bytes(geometry.kv_format, geometry.head_dim)
+        layer_bytes = geometry.block_size * token_bytes
         block_bytes = 3 * layer_bytes  # this layer lies between two others
         memory = np.zeros(num_blocks * block_bytes + 64, np.uint8)
         offset = -memory.ctypes.data % 64
@@ -69,12 +109,21 @@ class Pool:
             geometry.num_kv_heads,
             geometry.head_dim,
             geometry.kv_format,
+            k_scales=scales[0] if scales else None,
+            v_scales=scales[1] if scales else None,
         )
         self.poison = poison
         self._free = [int(block) for block in np.random.default_rng(seed).permutation(num_blocks)]
         tile = np.full((layout.TILE_TOKENS, geometry.head_dim), poison, np.float32)
-        form = layout.codec(geometry.kv_format)
-        pool.reshape(-1, tile.size * item_bytes)[...] = form.encode_k(tile)
+        pool.reshape(-1, sum(layout.tile_bytes(self.kv)))[...] = self._encode(tile, tile)
+
+    def _encode(self, k: F32, v: F32) -> np.ndarray:
+        """The bytes [K tile | V tile] of 16 tokens."""
+        form, (k_bytes, v_bytes) = layout.codec(self.geometry.kv_format), layout.tile_bytes(self.kv)
+        whole = np.zeros(k_bytes + v_bytes, np.uint8)
+        form.write_k(whole[:k_bytes], 0, k)
+        form.write_v(whole[k_bytes:], 0, v)
+        return whole
 
     def unused_block(self) -> int:
         """A block that still holds poison."""
@@ -83,9 +132,11 @@ class Pool:
     def add(self, q: F32, k: F32, v: F32) -> Stored:
         """Store a sequence in free blocks, in no particular order of block ids."""
         size, tokens = self.geometry.block_size, layout.TILE_TOKENS
-        num_tokens, form = k.shape[1], layout.codec(self.geometry.kv_format)
+        num_tokens = k.shape[1]
         blocks = [self._free.pop() for _ in range(-(-num_tokens // size))]
-        tile_bytes = 2 * tokens * self.geometry.head_dim * form.ITEM_BYTES
+        tile_bytes = sum(layout.tile_bytes(self.kv))
+        if self.kv.k_scales is not None and self.kv.v_scales is not None:
+            k, v = k / self.kv.k_scales[:, None], v / self.kv.v_scales[:, None]
         for start in range(0, num_tokens, tokens):
             count = min(tokens, num_tokens - start)
             for head in range(self.geometry.num_kv_heads):
@@ -93,8 +144,7 @@ class Pool:
                 at += (head * (size // tokens) + start % size // tokens) * tile_bytes
                 padded = np.full((2, tokens, self.geometry.head_dim), self.poison, np.float32)
                 padded[0, :count], padded[1, :count] = k[head, start : start + count], v[head, start : start + count]
-                whole = np.concatenate([form.encode_k(padded[0]), form.encode_v(padded[1])])
-                self.kv.pool[at : at + tile_bytes] = whole
+                self.kv.pool[at : at + tile_bytes] = self._encode(padded[0], padded[1])
         return Stored(q, k, v, blocks)
 
 
@@ -160,11 +210,10 @@ def assert_same_bits(found: F32, expected: F32) -> None:
 
 def attention_f64(pool: Pool, sequence: Stored, row: int, scale: float) -> np.ndarray:
     """One row in double precision, on K and V as stored."""
-    form = layout.codec(pool.geometry.kv_format)
-    round_trip = getattr(form, "round_trip", lambda x: x)
-    k, v = round_trip(sequence.k).astype(np.float64), round_trip(sequence.v).astype(np.float64)
+    k32, v32 = layout.read_tokens(pool.kv, np.array(sequence.blocks, np.int32), row + 1)
+    k, v = k32.astype(np.float64), v32.astype(np.float64)
     q = sequence.q[row].astype(np.float64).reshape(pool.geometry.num_kv_heads, -1, pool.geometry.head_dim)
-    scores = scale * np.einsum("hgd,hnd->hgn", q, k[:, : row + 1])
+    scores = scale * np.einsum("hgd,hnd->hgn", q, k)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return np.einsum("hgn,hnd->hgd", weights, v[:, : row + 1]).reshape(pool.geometry.num_heads, -1)
+    return np.einsum("hgn,hnd->hgd", weights, v).reshape(pool.geometry.num_heads, -1)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.kernels.native import NativeOps, supported_instruction_sets
+from octavo.kernels.native import NativeOps
 from octavo.kernels.reference import ReferenceOps
-from tests.kernels.paged_case import Geometry, Piece, Pool, attend, attention_f64, batch_of, random_sequence
+from tests.kernels.paged_case import (
+    INSTRUCTION_SETS,
+    Geometry,
+    Piece,
+    Pool,
+    attend,
+    attention_f64,
+    batch_of,
+    cases,
+    holds,
+    random_sequence,
+    tolerance,
+)
 
-INSTRUCTION_SETS = supported_instruction_sets()
-FORMATS = ("f32", "bf16")
 
-
-def tolerance(instruction_set: str, kv_format: str) -> float:
-    """Where bf16 pairs are multiplied, q and the weights are rounded to 8 bits; elsewhere everything is f32."""
-    return 3e-2 if (instruction_set, kv_format) == ("avx512_bf16", "bf16") else 1e-5
-
-
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@cases
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim"),
     [(3, 3, 16), (4, 2, 48), (9, 3, 64), (8, 2, 80), (8, 1, 128), (2, 1, 256), (5, 1, 64), (14, 2, 64), (20, 1, 16)],
@@ -27,6 +30,8 @@ def tolerance(instruction_set: str, kv_format: str) -> float:
 def test_against_the_reference(
     instruction_set: str, kv_format: str, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
+    if not holds(kv_format, head_dim):
+        pytest.skip("heads of this size are refused")
     geometry = Geometry(num_heads, num_kv_heads, head_dim, kv_format, block_size=32)
     pool = Pool(geometry, 64)
     sequences = [pool.add(*random_sequence(geometry, n, seed=n)) for n in (1, 37, 300, 530)]
@@ -63,11 +68,10 @@ def test_bf16_error_is_that_of_bf16(instruction_set: str) -> None:
     assert relative < (6e-3 if instruction_set == "avx512_bf16" else 1e-6)
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@cases
 def test_scores_far_apart_and_far_from_zero(instruction_set: str, kv_format: str) -> None:
     """One key takes all the weight, early or late, with scores in the thousands of either sign."""
-    geometry = Geometry(1, 1, 16, kv_format)
+    geometry = Geometry(1, 1, 32, kv_format)
     pool = Pool(geometry, 64)
     q, k, v = random_sequence(geometry, 700, seed=7)
     k[...], q[...] = 0.0, 16.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.kernels.native import NativeOps, supported_instruction_sets
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32
 from tests.kernels.paged_case import (
     POISONS,
@@ -15,22 +15,24 @@ from tests.kernels.paged_case import (
     assert_same_bits,
     attend,
     attend_in_chunks,
+    cases,
     decode,
+    few_cases,
+    holds,
     random_sequence,
 )
 
-INSTRUCTION_SETS = supported_instruction_sets()
-FORMATS = ("f32", "bf16")
-SHAPES = [(2, 2, 48), (9, 3, 64), (8, 2, 16), (8, 1, 80)]
+SHAPES = [(2, 2, 48), (9, 3, 64), (8, 2, 32), (8, 1, 80)]
 NUM_TOKENS = 601
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@cases
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
 def test_decode_equals_every_chunk_and_every_number_of_threads(
     instruction_set: str, kv_format: str, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
+    if not holds(kv_format, head_dim):
+        pytest.skip("heads of this size are refused")
     geometry = Geometry(num_heads, num_kv_heads, head_dim, kv_format)
     pool = Pool(geometry, 40)
     sequence = pool.add(*random_sequence(geometry, NUM_TOKENS, seed=1))
@@ -45,8 +47,7 @@ def test_decode_equals_every_chunk_and_every_number_of_threads(
         assert_same_bits(attend(four, pool, [Piece(sequence, row, row + 1)])[0], expected[row])
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@few_cases
 @pytest.mark.parametrize("block_size", [16, 32, 48, 64, 256])
 def test_block_size_and_block_ids_change_nothing(instruction_set: str, kv_format: str, block_size: int) -> None:
     rows: dict[int, F32] = {}
@@ -60,8 +61,7 @@ def test_block_size_and_block_ids_change_nothing(instruction_set: str, kv_format
     assert_same_bits(rows[1], rows[0])
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@cases
 def test_strangers_in_the_batch_change_nothing(instruction_set: str, kv_format: str) -> None:
     geometry = Geometry(9, 3, 64, kv_format)
     pool = Pool(geometry, 400)
@@ -76,8 +76,7 @@ def test_strangers_in_the_batch_change_nothing(instruction_set: str, kv_format: 
         assert_same_bits(out[row : row + end - first], expected[first:end])
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@cases
 def test_long_contexts_are_cut_along_the_keys_without_a_trace(instruction_set: str, kv_format: str) -> None:
     """3,000 keys and few rows: the pieces of work are parts of the keys, and differ with threads and batch."""
     geometry = Geometry(3, 1, 64, kv_format)
@@ -92,8 +91,7 @@ def test_long_contexts_are_cut_along_the_keys_without_a_trace(instruction_set: s
     assert_same_bits(attend(two, pool, crowd), expected)
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@cases
 def test_unused_and_foreign_slots_never_matter(instruction_set: str, kv_format: str) -> None:
     """Rests of blocks, free blocks and the block that padded table entries name hold zeros, NaN or infinities."""
     geometry = Geometry(8, 2, 64, kv_format, block_size=32)
@@ -110,8 +108,7 @@ def test_unused_and_foreign_slots_never_matter(instruction_set: str, kv_format: 
         assert_same_bits(rows, found[0])
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@few_cases
 @pytest.mark.parametrize("poison", POISONS)
 def test_later_tokens_never_matter(instruction_set: str, kv_format: str, poison: float) -> None:
     """A chunk whose later tokens have gone wrong (NaN, infinity) does not touch its earlier rows."""
@@ -129,11 +126,10 @@ def test_later_tokens_never_matter(instruction_set: str, kv_format: str, poison:
         assert not np.isfinite(out[bad]).all()
 
 
-@pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@cases
 def test_the_sign_of_a_zero_does_not_depend_on_later_tokens(instruction_set: str, kv_format: str) -> None:
     """Weights x V underflow to -0 here; a later token's 0 x V would turn that into +0, or leave it."""
-    geometry = Geometry(3, 1, 16, kv_format)
+    geometry = Geometry(3, 1, 32, kv_format)
     q, k, v = random_sequence(geometry, 40, seed=12)
     k[...], q[...] = 0.0, 4.0
     k[:, 0], v[:, 0], v[:, 1:, :8], v[:, 1:, 8:] = 4.0, 0.0, -1e-40, 1e-40

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.kernels.native import NativeOps, supported_instruction_sets
+from octavo.kernels.native import NativeOps
 from octavo.kernels.reference import ReferenceOps
 from tests.kernels.paged_case import (
+    INSTRUCTION_SETS,
     POISONS,
     Geometry,
     Options,
@@ -18,11 +19,11 @@ from tests.kernels.paged_case import (
     attend_in_chunks,
     batch_of,
     decode,
+    few_cases,
     random_sequence,
+    tolerance,
 )
 
-INSTRUCTION_SETS = supported_instruction_sets()
-FORMATS = ("f32", "bf16")
 SINKS = (1.5, -3.0, 8.0, 0.0, -1e30, 40.0)
 GEOMETRY = Geometry(6, 2, 64)
 VARIANTS = {
@@ -39,7 +40,6 @@ VARIANTS = {
 }
 variants = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 instruction_sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-formats = pytest.mark.parametrize("kv_format", FORMATS)
 
 
 def geometry_of(kv_format: str, block_size: int = 16) -> Geometry:
@@ -47,8 +47,7 @@ def geometry_of(kv_format: str, block_size: int = 16) -> Geometry:
 
 
 @variants
-@formats
-@instruction_sets
+@few_cases
 def test_against_the_reference(instruction_set: str, kv_format: str, options: Options) -> None:
     pool = Pool(geometry_of(kv_format, 32), 80)
     sequences = [pool.add(*random_sequence(GEOMETRY, n, seed=n)) for n in (1, 37, 330, 700)]
@@ -56,13 +55,11 @@ def test_against_the_reference(instruction_set: str, kv_format: str, options: Op
     pieces = [Piece(whole, 0, 1), Piece(middle, 0, 37), Piece(chunk, 240, 330), Piece(last, 699, 700)]
     found = attend(NativeOps(2, instruction_set), pool, pieces, options=options)
     expected = attend(ReferenceOps(), pool, pieces, options=options)
-    is_dot = (instruction_set, kv_format) == ("avx512_bf16", "bf16")
-    assert np.abs(found - expected).max() < (3e-2 if is_dot else 1e-5)
+    assert np.abs(found - expected).max() < tolerance(instruction_set, kv_format)
 
 
 @variants
-@formats
-@instruction_sets
+@few_cases
 def test_a_row_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
     instruction_set: str, kv_format: str, options: Options
 ) -> None:
@@ -78,8 +75,7 @@ def test_a_row_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
 
 
 @pytest.mark.parametrize("window", [100, 1000])
-@formats
-@instruction_sets
+@few_cases
 def test_few_rows_of_a_long_context_are_cut_along_the_keys(instruction_set: str, kv_format: str, window: int) -> None:
     geometry = Geometry(3, 1, 64, kv_format)
     pool, options = Pool(geometry, 200), Options(window=window, sinks=SINKS[:3])
@@ -93,8 +89,7 @@ def test_few_rows_of_a_long_context_are_cut_along_the_keys(instruction_set: str,
 
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("window", [3, 16, 33, 256])
-@formats
-@instruction_sets
+@few_cases
 def test_tokens_that_a_window_has_passed_never_matter(
     instruction_set: str, kv_format: str, window: int, poison: float
 ) -> None:

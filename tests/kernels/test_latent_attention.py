@@ -7,16 +7,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from octavo.kernels.native import NativeOps, supported_instruction_sets
+from octavo.core.kv_bytes import vector_bytes
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, AttentionBatch, KVLayer, Ops
 from octavo.kernels.reference import ReferenceOps
 from octavo.kv_formats import layout
-from tests.kernels.paged_case import POISONS, Geometry, Pool, assert_same_bits, random_sequence
+from tests.kernels.paged_case import (
+    INSTRUCTION_SETS,
+    POISONS,
+    Geometry,
+    Pool,
+    assert_same_bits,
+    cases,
+    few_cases,
+    holds,
+    random_sequence,
+    tolerance,
+)
 
-INSTRUCTION_SETS = supported_instruction_sets()
-FORMATS = ("f32", "bf16")
 instruction_sets = pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-formats = pytest.mark.parametrize("kv_format", FORMATS)
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,10 @@ def latents(
     rng = np.random.default_rng(num_tokens)
     dim, block_size = rank + rope, 32
     num_blocks = -(-num_tokens // block_size) + 2
-    layer_bytes = block_size * layout.codec(kv_format).ITEM_BYTES * dim
-    tile = np.full((16, dim), poison, np.float32)
-    pool = np.tile(layout.codec(kv_format).encode_k(tile), num_blocks * 3 * block_size // 16)
+    layer_bytes = block_size * vector_bytes(kv_format, dim, "latent")
+    tile = np.zeros(16 * vector_bytes(kv_format, dim, "latent"), np.uint8)
+    layout.codec(kv_format).write_k(tile, 0, np.full((16, dim), poison, np.float32))
+    pool = np.tile(tile, num_blocks * 3 * block_size // 16)
     kv = KVLayer(pool, 3 * layer_bytes, layer_bytes, block_size, 1, dim, kv_format, kind="latent")
     values = rng.standard_normal((num_tokens, dim), np.float32)
     q = 2 * rng.standard_normal((num_tokens, num_heads, dim), np.float32)
@@ -61,21 +71,20 @@ def latents(
     return made
 
 
-@formats
-@instruction_sets
+@cases
 @pytest.mark.parametrize(
     ("num_heads", "rank", "rope"), [(5, 48, 16), (16, 512, 64), (1, 16, 16), (40, 64, 32), (3, 32, 0)]
 )
 def test_against_the_reference(instruction_set: str, kv_format: str, num_heads: int, rank: int, rope: int) -> None:
+    if not holds(kv_format, rank + rope):
+        pytest.skip("latents of this size are refused")
     made = latents(kv_format, 300, num_heads=num_heads, rank=rank, rope=rope)
-    rows = [(0, 1), (0, 20), (240, 300), (299, 300)]
+    rows = [(0, 1), (0, 10), (255, 265), (299, 300)]
     found, expected = made.attend(NativeOps(2, instruction_set), rows), made.attend(ReferenceOps(), rows)
-    is_dot = (instruction_set, kv_format) == ("avx512_bf16", "bf16")
-    assert np.abs(found - expected).max() < (3e-2 if is_dot else 2e-5)
+    assert np.abs(found - expected).max() < 2 * tolerance(instruction_set, kv_format)
 
 
-@formats
-@instruction_sets
+@few_cases
 @pytest.mark.parametrize("num_heads", [3, 16, 40])
 def test_a_row_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
     instruction_set: str, kv_format: str, num_heads: int
@@ -91,8 +100,7 @@ def test_a_row_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
         assert_same_bits(made.attend(four, [(row, row + 1)])[0], expected[row])
 
 
-@formats
-@instruction_sets
+@cases
 def test_few_rows_of_a_long_context_are_cut_along_the_keys(instruction_set: str, kv_format: str) -> None:
     made = latents(kv_format, 3000)
     one, four = NativeOps(1, instruction_set), NativeOps(4, instruction_set)
@@ -101,8 +109,7 @@ def test_few_rows_of_a_long_context_are_cut_along_the_keys(instruction_set: str,
         assert_same_bits(made.attend(four, [(2950, 2950 + length)]), expected[50 : 50 + length])
 
 
-@formats
-@instruction_sets
+@cases
 def test_unused_slots_and_later_tokens_never_matter(instruction_set: str, kv_format: str) -> None:
     ops, clean = NativeOps(2, instruction_set), latents(kv_format, 300, poison=0.0)
     expected = clean.attend(ops, [(0, 300)])
@@ -118,8 +125,7 @@ def test_unused_slots_and_later_tokens_never_matter(instruction_set: str, kv_for
             assert not np.isfinite(out[bad:]).all(axis=-1).any()
 
 
-@formats
-@instruction_sets
+@cases
 def test_latents_are_written_as_the_codec_says(instruction_set: str, kv_format: str) -> None:
     made = latents(kv_format, 77)
     for ranges in ([(0, 77)], [(0, 5), (5, 40), (40, 77)]):

@@ -79,7 +79,7 @@ def test_positions_outside_the_rope_table_are_refused() -> None:
         {"head_dim": 24},
         {"head_dim": 272},
         {"num_kv_heads": 0},
-        {"kv_format": "f16"},
+        {"kv_format": "fp4"},
         {"layer_offset": -64},
         {"layer_offset": 1 << 20},
         {"block_bytes": 0},

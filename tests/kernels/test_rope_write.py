@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.kernels.native import NativeOps, supported_instruction_sets
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, RopeTable
 from octavo.kernels.reference import ReferenceOps
-from tests.kernels.paged_case import Geometry, Piece, Pool, Stored, batch_of
-
-INSTRUCTION_SETS = supported_instruction_sets()
-FORMATS = ("f32", "bf16")
+from tests.kernels.paged_case import INSTRUCTION_SETS, Geometry, Piece, Pool, Stored, batch_of, cases, holds
 
 
 def rope_table(max_positions: int, rotary_dim: int) -> RopeTable:
@@ -37,8 +34,7 @@ def random_qkv(geometry: Geometry, num_tokens: int) -> F32:
     return np.random.default_rng(1).standard_normal((num_tokens, width), np.float32)
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("kv_format", FORMATS)
+@cases
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size"),
     [(9, 3, 64, 64, 16), (2, 2, 16, 16, 48), (4, 1, 80, 32, 32), (2, 1, 256, 256, 64), (3, 3, 48, 6, 16)],
@@ -52,6 +48,8 @@ def test_bytes_and_rotation_equal_the_reference(
     rotary_dim: int,
     block_size: int,
 ) -> None:
+    if not holds(kv_format, head_dim):
+        pytest.skip("heads of this size are refused")
     geometry = Geometry(num_heads, num_kv_heads, head_dim, kv_format, block_size)
     ours, theirs = Pool(geometry, 30), Pool(geometry, 30)
     pieces = pieces_in(ours, ROWS)
@@ -65,7 +63,7 @@ def test_bytes_and_rotation_equal_the_reference(
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("kv_format", ["f32", "bf16"])
 def test_norms_before_the_rotation(instruction_set: str, kv_format: str) -> None:
     geometry = Geometry(4, 2, 128, kv_format)
     ours, theirs = Pool(geometry, 30, poison=0.0), Pool(geometry, 30, poison=0.0)
@@ -116,8 +114,7 @@ def all_bf16_neighbourhoods() -> F32:
     return (high[:, None] | low).reshape(-1).view(np.float32)
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("kv_format", FORMATS)
+@cases
 def test_every_value_is_written_as_the_codec_says(instruction_set: str, kv_format: str) -> None:
     """NaN of every payload, infinities, denormals, ties: unrotated (rotary_dim 0) so that K passes through too."""
     geometry = Geometry(1, 1, 256, kv_format, block_size=256)

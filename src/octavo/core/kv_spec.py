@@ -1,16 +1,16 @@
 """The bytes of the KV cache, as pure functions: the planner prints what the engine allocates by (law 2).
 
-Standard library only. It knows sizes, not layouts; how a block is laid out is in `kv_formats`. How layers come together
-in groups is decided in `kv_groups`.
+Standard library only. It knows sizes, not layouts: what a format takes is in `kv_bytes`, how layers come together in
+groups is decided in `kv_groups`, how a block is laid out is in `kv_formats`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.kv_bytes import vector_bytes
 from octavo.errors import ConfigError, MemoryBudgetError
 
-FORMAT_BYTES = {"f32": 4, "bf16": 2}  # KV format -> bytes of one stored number
 GROUP_KINDS = ("pair", "latent")
 
 
@@ -38,8 +38,7 @@ class KVGroupSpec:
     @property
     def layer_bytes_per_token(self) -> int:
         """Bytes of one token in one layer."""
-        vectors = 2 if self.kind == "pair" else 1
-        return vectors * self.num_kv_heads * self.head_dim * FORMAT_BYTES[self.kv_format]
+        return self.num_kv_heads * vector_bytes(self.kv_format, self.head_dim, self.kind)
 
     @property
     def bytes_per_token(self) -> int:

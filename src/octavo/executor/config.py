@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.core.kv_spec import FORMAT_BYTES
 from octavo.errors import ConfigError
 
 WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
+KV_CACHE_DTYPES = ("f32", "bf16")  # of the formats that the kernels know, those offered so far
 EXACT_IN_INT8 = ("q8_0", "q4_0", "q4_1")  # what int8 holds without rounding it again
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
@@ -26,7 +26,7 @@ class ExecutorConfig:
 
     def __post_init__(self) -> None:
         _check_choice("weights_dtype", self.weights_dtype, WEIGHTS_DTYPES)
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, tuple(FORMAT_BYTES))
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
             raise ConfigError(f"kv_cache_memory is {self.kv_cache_memory}; it must be at least 1 byte (512MiB, say)")
         if self.block_size % BLOCK_STEP or not BLOCK_STEP <= self.block_size <= MAX_BLOCK_SIZE:

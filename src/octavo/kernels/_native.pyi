@@ -87,4 +87,6 @@ def make_kv_view(
     head_dim: int,
     kv_format: str,
     kind: str,
+    k_scales: F32 | None,
+    v_scales: F32 | None,
 ) -> KVView: ...

@@ -179,6 +179,8 @@ class NativeOps:
                 kv.head_dim,
                 kv.kv_format,
                 kv.kind,
+                kv.k_scales,
+                kv.v_scales,
             )
             found = self._views[key] = (kv, view)
         return found[1]

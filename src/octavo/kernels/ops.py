@@ -47,9 +47,12 @@ class KVLayer:
     block_size: int  # a multiple of 16
     num_kv_heads: int
     head_dim: int  # a multiple of 16, at most 256; of a latent (rank + rope) at most 640
-    kv_format: str  # "f32" or "bf16"
+    kv_format: str  # one of octavo.core.kv_bytes.FORMAT_BYTES
     group: int = 0  # the KV group of the layer: which block table is its
     kind: str = "pair"  # or "latent"
+    # [num_kv_heads, head_dim]: what is stored is divided by it (fp8 formats of kind "pair"); both or neither
+    k_scales: F32 | None = None
+    v_scales: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True)

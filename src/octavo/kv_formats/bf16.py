@@ -1,7 +1,5 @@
-"""K and V as bfloat16 (round to nearest even; a NaN stays a NaN), 16 tokens of one head to a tile.
-
-K: [head_dim / 2][16][2], pairs of dimensions; V: [8][head_dim][2], pairs of tokens: the operand orders of the
-instructions that multiply bf16 pairs, and one shift or mask away from f32.
+"""K and V as bfloat16 (round to nearest even; a NaN stays a NaN), in tiles as in `pairs`: the operand
+order of the instructions that multiply bf16 pairs, and one shift or mask away from f32.
 """
 
 from __future__ import annotations
@@ -9,12 +7,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kv_formats import pairs
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
-
-TILE_TOKENS = 16
-ITEM_BYTES = 2
 
 
 def to_bits(x: F32) -> U16:
@@ -33,23 +30,21 @@ def round_trip(x: F32) -> F32:
     return from_bits(to_bits(x))
 
 
-def encode_k(k: F32) -> U8:
-    """k [16, head_dim] -> the bytes of a K tile."""
-    pairs = to_bits(k).reshape(TILE_TOKENS, -1, 2).transpose(1, 0, 2)
-    return np.ascontiguousarray(pairs).view(np.uint8).reshape(-1)
+def write_k(tile: U8, slot: int, k: F32) -> None:
+    """k [n, head_dim] of tokens slot, slot + 1, ... into the bytes of a K tile."""
+    pairs.write_k(tile, slot, to_bits(k))
 
 
-def encode_v(v: F32) -> U8:
-    """v [16, head_dim] -> the bytes of a V tile."""
-    pairs = to_bits(v).reshape(TILE_TOKENS // 2, 2, -1).transpose(0, 2, 1)
-    return np.ascontiguousarray(pairs).view(np.uint8).reshape(-1)
+def write_v(tile: U8, slot: int, v: F32) -> None:
+    """v [n, head_dim] of tokens slot, slot + 1, ... into the bytes of a V tile."""
+    pairs.write_v(tile, slot, to_bits(v))
 
 
 def decode_k(tile: U8) -> F32:
     """The bytes of a K tile -> [16, head_dim]."""
-    return from_bits(tile.view(np.uint16).reshape(-1, TILE_TOKENS, 2).transpose(1, 0, 2).reshape(TILE_TOKENS, -1))
+    return from_bits(pairs.read_k(tile))
 
 
 def decode_v(tile: U8) -> F32:
     """The bytes of a V tile -> [16, head_dim]."""
-    return from_bits(tile.view(np.uint16).reshape(TILE_TOKENS // 2, -1, 2).transpose(0, 2, 1).reshape(TILE_TOKENS, -1))
+    return from_bits(pairs.read_v(tile))

@@ -9,17 +9,16 @@ F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
 TILE_TOKENS = 16
-ITEM_BYTES = 4
 
 
-def encode_k(k: F32) -> U8:
-    """k [16, head_dim] -> the bytes of a K tile."""
-    return np.ascontiguousarray(k.T, np.float32).view(np.uint8).reshape(-1)
+def write_k(tile: U8, slot: int, k: F32) -> None:
+    """k [n, head_dim] of tokens slot, slot + 1, ... into the bytes of a K tile."""
+    tile.view(np.float32).reshape(-1, TILE_TOKENS)[:, slot : slot + len(k)] = k.T
 
 
-def encode_v(v: F32) -> U8:
-    """v [16, head_dim] -> the bytes of a V tile."""
-    return np.ascontiguousarray(v, np.float32).view(np.uint8).reshape(-1)
+def write_v(tile: U8, slot: int, v: F32) -> None:
+    """v [n, head_dim] of tokens slot, slot + 1, ... into the bytes of a V tile."""
+    tile.view(np.float32).reshape(TILE_TOKENS, -1)[slot : slot + len(v)] = v
 
 
 def decode_k(tile: U8) -> F32:

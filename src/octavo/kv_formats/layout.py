@@ -6,21 +6,40 @@ vector a token, [block_size / 16][K tile].
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.kv_bytes import format_bytes
 from octavo.errors import ConfigError
-from octavo.kv_formats import bf16, f32
+from octavo.kv_formats import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, k8v4
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
 
 TILE_TOKENS = 16
-_CODECS: dict[str, ModuleType] = {"f32": f32, "bf16": bf16}
+
+
+class Codec(Protocol):
+    """What the module of a format defines; x is [n, head_dim], a tile's bytes are those of K or of V alone."""
+
+    def write_k(self, tile: U8, slot: int, k: F32) -> None: ...
+    def write_v(self, tile: U8, slot: int, v: F32) -> None: ...
+    def decode_k(self, tile: U8) -> F32: ...
+    def decode_v(self, tile: U8) -> F32: ...
+
+
+_CODECS: dict[str, Codec] = {
+    "f32": f32,
+    "bf16": bf16,
+    "f16": f16,
+    "fp8_e4m3": fp8_e4m3,
+    "fp8_e5m2": fp8_e5m2,
+    "int8": int8,
+    "k8v4": k8v4,
+}
 
 
 class KVSlice(Protocol):
@@ -42,9 +61,13 @@ class KVSlice(Protocol):
     def kv_format(self) -> str: ...
     @property
     def kind(self) -> str: ...
+    @property
+    def k_scales(self) -> F32 | None: ...
+    @property
+    def v_scales(self) -> F32 | None: ...
 
 
-def codec(kv_format: str) -> ModuleType:
+def codec(kv_format: str) -> Codec:
     """The module that defines a format."""
     if kv_format not in _CODECS:
         known = ", ".join(_CODECS)
@@ -52,32 +75,35 @@ def codec(kv_format: str) -> ModuleType:
     return _CODECS[kv_format]
 
 
-def _tile(kv: KVSlice, block_id: int, head: int, tile_index: int) -> U8:
-    """The bytes [K tile | V tile] of 16 tokens of one head, or the K tile of 16 latents: a view."""
-    tile_bytes = (2 if kv.kind == "pair" else 1) * TILE_TOKENS * kv.head_dim * codec(kv.kv_format).ITEM_BYTES
+def tile_bytes(kv: KVSlice) -> tuple[int, int]:
+    """Bytes of a K tile and of a V tile; a latent layer has no V tiles."""
+    found = format_bytes(kv.kv_format, kv.head_dim)
+    return TILE_TOKENS * found.k.of(kv.head_dim), TILE_TOKENS * found.v.of(kv.head_dim) if kv.kind == "pair" else 0
+
+
+def _tile(kv: KVSlice, block_id: int, head: int, tile_index: int) -> tuple[U8, U8]:
+    """The K tile and the V tile of 16 tokens of one head: views."""
+    k_bytes, v_bytes = tile_bytes(kv)
     tiles_before = head * (kv.block_size // TILE_TOKENS) + tile_index
-    start = block_id * kv.block_bytes + kv.layer_offset + tiles_before * tile_bytes
-    return kv.pool[start : start + tile_bytes]
+    start = block_id * kv.block_bytes + kv.layer_offset + tiles_before * (k_bytes + v_bytes)
+    return kv.pool[start : start + k_bytes], kv.pool[start + k_bytes : start + k_bytes + v_bytes]
 
 
 def write_token(kv: KVSlice, block_id: int, slot: int, k: F32, v: F32) -> None:
     """Write one token: k and v [num_kv_heads, head_dim] into slot [0, block_size) of a block."""
     form = codec(kv.kv_format)
+    if kv.k_scales is not None and kv.v_scales is not None:
+        k, v = k / kv.k_scales, v / kv.v_scales
     for head in range(kv.num_kv_heads):
-        tile = _tile(kv, block_id, head, slot // TILE_TOKENS)
-        k_bytes, v_bytes = np.split(tile, 2)
-        k_tile, v_tile = form.decode_k(k_bytes).copy(), form.decode_v(v_bytes).copy()
-        k_tile[slot % TILE_TOKENS], v_tile[slot % TILE_TOKENS] = k[head], v[head]
-        k_bytes[:], v_bytes[:] = form.encode_k(k_tile), form.encode_v(v_tile)
+        k_tile, v_tile = _tile(kv, block_id, head, slot // TILE_TOKENS)
+        form.write_k(k_tile, slot % TILE_TOKENS, k[head : head + 1])
+        form.write_v(v_tile, slot % TILE_TOKENS, v[head : head + 1])
 
 
 def write_latent(kv: KVSlice, block_id: int, slot: int, latent: F32) -> None:
     """Write one token's latent [head_dim] into slot [0, block_size) of a block."""
-    form = codec(kv.kv_format)
-    tile = _tile(kv, block_id, 0, slot // TILE_TOKENS)
-    tokens = form.decode_k(tile).copy()
-    tokens[slot % TILE_TOKENS] = latent
-    tile[:] = form.encode_k(tokens)
+    tile, _ = _tile(kv, block_id, 0, slot // TILE_TOKENS)
+    codec(kv.kv_format).write_k(tile, slot % TILE_TOKENS, latent[None])
 
 
 def read_tokens(kv: KVSlice, block_table: I32, num_tokens: int, first: int = 0) -> tuple[F32, F32]:
@@ -93,9 +119,11 @@ def read_tokens(kv: KVSlice, block_table: I32, num_tokens: int, first: int = 0) 
         count, to = min(TILE_TOKENS, num_tokens - start), start - skip
         block_id, slot = int(block_table[start // kv.block_size]), start % kv.block_size
         for head in range(kv.num_kv_heads):
-            k_bytes, v_bytes = np.split(_tile(kv, block_id, head, slot // TILE_TOKENS), 2)
-            k[head, to : to + count] = form.decode_k(k_bytes)[:count]
-            v[head, to : to + count] = form.decode_v(v_bytes)[:count]
+            k_tile, v_tile = _tile(kv, block_id, head, slot // TILE_TOKENS)
+            k[head, to : to + count] = form.decode_k(k_tile)[:count]
+            v[head, to : to + count] = form.decode_v(v_tile)[:count]
+    if kv.k_scales is not None and kv.v_scales is not None:
+        k, v = k * kv.k_scales[:, None], v * kv.v_scales[:, None]
     return k[:, first - skip :], v[:, first - skip :]
 
 
@@ -105,5 +133,5 @@ def read_latents(kv: KVSlice, block_table: I32, num_tokens: int) -> F32:
     tiles = []
     for start in range(0, num_tokens, TILE_TOKENS):
         block_id, slot = int(block_table[start // kv.block_size]), start % kv.block_size
-        tiles.append(form.decode_k(_tile(kv, block_id, 0, slot // TILE_TOKENS)))
+        tiles.append(form.decode_k(_tile(kv, block_id, 0, slot // TILE_TOKENS)[0]))
     return np.concatenate(tiles)[:num_tokens]

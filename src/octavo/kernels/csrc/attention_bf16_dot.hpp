@@ -96,7 +96,7 @@ struct Bf16DotTiles {
   }
 
   static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, const TileCut& cut) {
-    return cut_v_tile<2>(source, target, head_dim, cut);
+    return cut_v_tile<2, 0x7f807f80u>(source, target, head_dim, cut);
   }
 };
 

@@ -127,13 +127,19 @@ int make_blocks(const AttentionArgs& args, const SpanRule& rule, const Piece& pi
 }
 
 template <class Tiles>
-void pack_queries(const AttentionArgs& args, const ThreadSpace& space, int num_blocks) {
+void pack_queries(const AttentionArgs& args, const Piece& piece, const ThreadSpace& space, int num_blocks) {
   const int head_dim = args.kv.head_dim;
+  const float* k_scales = args.kv.k_scales ? args.kv.k_scales + piece.kv_head * head_dim : nullptr;
   const F16 scale = set1(args.scale * 1.44269504f);  // weights are powers of 2
   for (int i = 0; i < num_blocks; i++) {
     const RowBlock& block = space.blocks[i];
     for (int row = 0; row < block.num_rows; row++) {
       const float* q = args.q + static_cast<size_t>(block.out_row[row]) * head_dim;
+      alignas(64) float scaled[kMaxHeadDim];
+      if (k_scales) {
+        for (int d = 0; d < head_dim; d += 16) store(scaled + d, mul(load(q + d), load(k_scales + d)));
+        q = scaled;
+      }
       Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
     }
   }
@@ -245,7 +251,7 @@ void run_piece(void* context, int piece_index, int thread) {
   Carver carver = {work.threads + work.thread_bytes * thread, 0};
   ThreadSpace space = carve_thread<Form>(carver, work.plan);
   const int num_blocks = make_blocks<Form>(args, work.plan.rule, piece, space);
-  pack_queries<typename Form::Tiles>(args, space, num_blocks);
+  pack_queries<typename Form::Tiles>(args, piece, space, num_blocks);
 
   const bool prefetch = piece.num_tokens <= kPrefetchTokens;
   TileRange range = find_tiles(work, piece, piece.first_span), next;
@@ -260,8 +266,9 @@ void run_piece(void* context, int piece_index, int thread) {
     if (__atomic_sub_fetch(&work.counters[piece.counter], 1, __ATOMIC_ACQ_REL) != 0) return;
     merge_partials(work, piece, space, num_blocks);
   }
+  const float* v_scales = args.kv.v_scales ? args.kv.v_scales + piece.kv_head * args.v_dim : nullptr;
   for (int i = 0; i < num_blocks; i++)
-    finish_rows(space.blocks[i], args.v_dim, args.sinks, args.num_heads, nullptr, args.out);
+    finish_rows(space.blocks[i], args.v_dim, args.sinks, args.num_heads, v_scales, args.out);
 }
 
 template <class Form>

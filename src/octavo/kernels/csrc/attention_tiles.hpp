@@ -61,12 +61,11 @@ struct TileCut {
 
 // Copies a V tile ([16 / kPerWord][words] 32-bit words); tokens that are not kept become 0.
 // True when a token that only some rows see holds a NaN or an infinity.
-template <int kPerWord>
+template <int kPerWord, uint32_t kExponent>
 static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, const TileCut& cut) {
-  static_assert(kPerWord <= 2, "f32 and bf16");
-  constexpr uint32_t exponent = kPerWord == 2 ? 0x7f807f80u : 0x7f800000u;
-  constexpr uint32_t lowest = kPerWord == 2 ? 0x00800080u : 0x00800000u;  // added to an exponent of all ones: carries
-  constexpr uint32_t sign = kPerWord == 2 ? 0x80008000u : 0x80000000u;    // into here
+  static_assert(kPerWord <= 2, "32 or 16 bits a number");
+  constexpr uint32_t sign = kPerWord == 2 ? 0x80008000u : 0x80000000u;
+  constexpr uint32_t lowest = sign - kExponent;  // added to an exponent of all ones: carries into the sign
   typedef uint32_t Words __attribute__((vector_size(64)));
   Words found = {};
   for (int row = 0; row < kTileTokens / kPerWord; row++) {
@@ -74,7 +73,7 @@ static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, const
     for (int part = 0; part < kPerWord; part++) {
       const uint32_t mask = kPerWord == 1 ? 0xffffffffu : 0xffffu << (16 * part);
       if (cut.keeps(row * kPerWord + part)) keep |= mask;
-      if (cut.checks(row * kPerWord + part)) check |= mask & exponent;
+      if (cut.checks(row * kPerWord + part)) check |= mask & kExponent;
     }
     const uint8_t* from = source + static_cast<size_t>(row) * words * 4;
     uint32_t* to = target + static_cast<size_t>(row) * words;

@@ -8,11 +8,18 @@ namespace OCTAVO_ISA {
 // How 16 32-bit words of a tile widen: kPerWord values lie in each, part 0 in the lowest bits.
 struct F32Words {
   static constexpr int kPerWord = 1;
+  static constexpr uint32_t kExponent = 0x7f800000u;  // bits that are all set in a NaN or an infinity
   OCTAVO_INLINE F16 part(const uint8_t* words, int) { return load(reinterpret_cast<const float*>(words)); }
 };
 struct Bf16Words {
   static constexpr int kPerWord = 2;
+  static constexpr uint32_t kExponent = 0x7f807f80u;
   OCTAVO_INLINE F16 part(const uint8_t* words, int part) { return part == 0 ? low_bf16(words) : high_bf16(words); }
+};
+struct F16Words {
+  static constexpr int kPerWord = 2;
+  static constexpr uint32_t kExponent = 0x7c007c00u;
+  OCTAVO_INLINE F16 part(const uint8_t* words, int part) { return part_f16(words, part); }
 };
 
 // K tile [head_dim / kPerWord][16] words, V tile [16 / kPerWord][head_dim] words.
@@ -96,7 +103,7 @@ struct WidenedTiles {
   }
 
   static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, const TileCut& cut) {
-    return cut_v_tile<kPerWord>(source, target, head_dim, cut);
+    return cut_v_tile<kPerWord, Words::kExponent>(source, target, head_dim, cut);
   }
 };
 

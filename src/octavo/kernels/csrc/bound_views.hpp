@@ -5,31 +5,48 @@
 namespace octavo {
 
 inline KVFormat kv_format(const std::string& name) {
-  if (name == "f32") return KVFormat::f32;
-  if (name == "bf16") return KVFormat::bf16;
-  throw std::invalid_argument("KV format '" + name + "' is not one of f32, bf16");
+  KVFormat format;
+  if (kv_format_of(name.c_str(), &format)) return format;
+  std::string known;
+  for (const char* each : kKVFormatNames) known += known.empty() ? each : std::string(", ") + each;
+  throw std::invalid_argument("KV format '" + name + "' is not one of " + known);
 }
 
-// Where one layer lies in the pool; made once, used at each step. Keeps the pool alive.
+// Where one layer lies in the pool; made once, used at each step. Keeps the pool and the scales alive.
 struct KVView {
   U1 pool;
+  std::optional<CF2> k_scales, v_scales;
   KVLayerArgs args;
 };
 
 inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
-                                     int head_dim, const std::string& format, const std::string& kind) {
+                                     int head_dim, const std::string& format, const std::string& kind,
+                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales) {
   require(kind == "pair" || kind == "latent", "kind must be pair or latent");
   const bool is_latent = kind == "latent";
   require(block_size >= 16 && block_size % 16 == 0 && block_size <= 256, "block_size must be a multiple of 16 up to 256");
   require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= (is_latent ? 640 : 256),
           "head_dim must be a multiple of 16 up to 256; that of a latent up to 640");
   require(num_kv_heads >= 1 && (!is_latent || num_kv_heads == 1), "num_kv_heads must be at least 1; that of a latent 1");
+  auto view = std::make_unique<KVView>();
   const KVFormat f = kv_format(format);
-  const int64_t layer_bytes = int64_t{is_latent ? 1 : 2} * block_size * num_kv_heads * head_dim * (f == KVFormat::f32 ? 4 : 2);
+  require(head_dim % kv_dim_step(f) == 0, "head_dim must be a multiple of 32 for this KV format");
+  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, nullptr, nullptr, is_latent};
+  const int64_t tile_bytes = k_tile_bytes(f, head_dim) + (is_latent ? 0 : v_tile_bytes(f, head_dim));
+  const int64_t layer_bytes = tile_bytes * num_kv_heads * (block_size / 16);
   require(layer_offset >= 0 && layer_offset + layer_bytes <= block_bytes, "the layer does not lie inside a block");
   require(pool.shape(0) % static_cast<size_t>(block_bytes) == 0, "the pool must be a whole number of blocks");
-  auto view = std::make_unique<KVView>();
-  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, is_latent};
+  require(k_scales.has_value() == v_scales.has_value(), "k_scales and v_scales come together");
+  if (k_scales) {
+    require(is_fp8(f) && !is_latent, "scales of channels go with fp8 formats and pairs of K and V");
+    for (const CF2& scales : {*k_scales, *v_scales})
+      require(scales.shape(0) == static_cast<size_t>(num_kv_heads) && scales.shape(1) == static_cast<size_t>(head_dim),
+              "scales must be [num_kv_heads, head_dim]");
+    view->args.k_scales = k_scales->data();
+    view->args.v_scales = v_scales->data();
+  }
+  view->k_scales = std::move(k_scales);
+  view->v_scales = std::move(v_scales);
   view->pool = std::move(pool);
   return view;
 }

@@ -21,9 +21,10 @@ std::vector<const KernelTable*> supported_tables() {
   const bool fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  // Every processor that multiplies bf16 has VNNI too; the level asks for both, since its kernels use both.
+  // The level that multiplies bf16 also asks for VNNI and VBMI, since its kernels use all three (all processors with
+  // bf16 have them but Cooper Lake).
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-  if (vnni && __builtin_cpu_supports("avx512bf16")) tables.push_back(&avx512_bf16::kTable);
+  if (vnni && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")) tables.push_back(&avx512_bf16::kTable);
   if (vnni) tables.push_back(&avx512_vnni::kTable);
   if (avx512) tables.push_back(&avx512::kTable);
   if (fma) tables.push_back(&avx2::kTable);

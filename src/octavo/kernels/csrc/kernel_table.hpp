@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv_format.hpp"
 #include "thread_pool.hpp"
 
 namespace octavo {
 
 enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4 };
-enum class KVFormat : int { f32 = 0, bf16 = 1 };
 
 enum class Activation : int { relu = 0, gelu = 1, gelu_tanh = 2, sigmoid = 3 };
 enum class Gate : int { gelu = 0, gelu_tanh = 1, clamped_swiglu = 2 };
@@ -43,6 +43,7 @@ struct KVLayerArgs {
   int64_t block_bytes, layer_offset;
   int block_size, num_kv_heads, head_dim;
   KVFormat format;
+  const float *k_scales, *v_scales;  // [num_kv_heads, head_dim] or null: what is stored is divided by them
   bool is_latent;  // one vector a token, which is K and, as far as its first numbers go, V
 };
 

@@ -1,38 +1,159 @@
 // How a token's K and V become the bytes of its slot: the codecs of kv_formats, bit for bit. Two tokens of one tile may
 // be written by different threads: every store touches bytes of its own token only.
 #pragma once
+#include "half_float.hpp"
 #include "kv_tile.hpp"
 #include "simd.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
 
-// slot 0 .. 15 of a K tile
-static inline void encode_k(KVFormat format, const float* k, int head_dim, int slot, uint8_t* tile) {
-  if (format == KVFormat::f32) {
-    float* to = reinterpret_cast<float*>(tile);  // [head_dim][16]
-    for (int d = 0; d < head_dim; d++) to[d * kTileTokens + slot] = k[d];
+constexpr int kMaxVector = 640;  // numbers of a head or latent
+
+// kv_formats/small_float.py; kFraction bits of fraction
+template <int kFraction>
+OCTAVO_INLINE uint8_t to_fp8(float x) {
+  constexpr int kDrop = 23 - kFraction;
+  constexpr int kBias = kFraction == 3 ? 7 : 15;
+  constexpr uint32_t kSmallest = static_cast<uint32_t>(127 + 1 - kBias) << 23;           // the least normal number
+  constexpr uint32_t kStep = static_cast<uint32_t>(127 + 1 - kBias - kFraction + 23) << 23;  // has the step of denormals
+  constexpr uint32_t kLargest = kFraction == 3 ? 0x7eu : 0x7bu;
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  const uint32_t sign = bits >> 24 & 0x80u, size = bits & 0x7fffffffu;
+  uint32_t code;
+  if (size >= 0x7f800000u) {
+    code = size == 0x7f800000u && kFraction == 2 ? 0x7cu : 0x7fu;
+  } else if (size < kSmallest) {
+    float small, step;
+    std::memcpy(&small, &size, 4);
+    std::memcpy(&step, &kStep, 4);
+    small += step;
+    uint32_t rounded;
+    std::memcpy(&rounded, &small, 4);
+    code = rounded - kStep;
+  } else {
+    code = ((size + ((1u << (kDrop - 1)) - 1u) + (size >> kDrop & 1u)) >> kDrop) - (static_cast<uint32_t>(127 - kBias) << kFraction);
+    code = code < kLargest ? code : kLargest;
+  }
+  return static_cast<uint8_t>(sign | code);
+}
+
+// The largest of the absolute values as bits: those of infinities and NaNs are larger than all others.
+OCTAVO_INLINE uint32_t largest_bits(const float* x, int count) {
+  uint32_t largest = 0;
+  for (int d = 0; d < count; d++) {
+    uint32_t bits;
+    std::memcpy(&bits, x + d, 4);
+    bits &= 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+constexpr uint16_t kNanScale = 0x7fc0;
+
+// kv_formats/int8.py: codes, and the bits of the scale
+static inline uint16_t to_int8(const float* x, int count, uint8_t* codes) {
+  const uint32_t bits = largest_bits(x, count);
+  float largest;
+  std::memcpy(&largest, &bits, 4);
+  const uint16_t scale_bits = bits < 0x7f800000u ? to_bf16(largest / 127.f) : kNanScale;
+  const float scale = from_bf16(scale_bits);
+  if (!(scale > 0.f)) {
+    std::memset(codes, 0, static_cast<size_t>(count));
+    return scale_bits;
+  }
+  const F16 divisor = set1(scale);
+  for (int d = 0; d < count; d += 16) {
+    alignas(64) float steps[16];
+    store(steps, max(set1(-127.f), min(set1(127.f), round_nearest(div(load(x + d), divisor)))));
+    for (int i = 0; i < 16; i++) codes[d + i] = static_cast<uint8_t>(static_cast<int8_t>(static_cast<int32_t>(steps[i])));
+  }
+  return scale_bits;
+}
+
+// kv_formats/k8v4.py: codes (a byte each), and the bits of scale and minimum
+static inline void to_int4(const float* x, int count, uint8_t* codes, uint16_t* scale_bits, uint16_t* low_bits) {
+  float low = x[0], high = x[0];
+  for (int d = 1; d < count; d++) {
+    low = x[d] < low ? x[d] : low;
+    high = x[d] > high ? x[d] : high;
+  }
+  *scale_bits = to_bf16((high - low) / 15.f);
+  *low_bits = to_bf16(low);
+  const float scale = from_bf16(*scale_bits), minimum = from_bf16(*low_bits);
+  const bool finite = largest_bits(x, count) < 0x7f800000u && scale - scale == 0.f && minimum - minimum == 0.f;
+  if (!finite) *scale_bits = *low_bits = kNanScale;
+  if (!finite || !(scale > 0.f)) {
+    std::memset(codes, 0, static_cast<size_t>(count));
     return;
   }
-  uint16_t* to = reinterpret_cast<uint16_t*>(tile) + slot * 2;  // [head_dim / 2][16][2]
-  for (int d = 0; d < head_dim; d += 16) {
-    uint16_t bits[16];
-    for (int i = 0; i < 16; i++) bits[i] = to_bf16(k[d + i]);
-    for (int i = 0; i < 16; i++) to[(d + i) / 2 * 2 * kTileTokens + i % 2] = bits[i];
+  const F16 divisor = set1(scale), from = set1(minimum);
+  for (int d = 0; d < count; d += 16) {
+    alignas(64) float steps[16];
+    store(steps, max(zero(), min(set1(15.f), round_nearest(div(sub(load(x + d), from), divisor)))));
+    for (int i = 0; i < 16; i++) codes[d + i] = static_cast<uint8_t>(static_cast<int32_t>(steps[i]));
+  }
+}
+
+// The codes of formats with 8 bits a number (of k8v4: K's). Returns whether each token has a scale, which is set then.
+static inline bool to_codes(KVFormat format, const float* x, int count, uint8_t* codes, uint16_t* scale_bits) {
+  if (format == KVFormat::fp8_e4m3) {
+    for (int d = 0; d < count; d++) codes[d] = to_fp8<3>(x[d]);
+  } else if (format == KVFormat::fp8_e5m2) {
+    for (int d = 0; d < count; d++) codes[d] = to_fp8<2>(x[d]);
+  } else {
+    *scale_bits = to_int8(x, count, codes);
+    return true;
+  }
+  return false;
+}
+
+OCTAVO_INLINE uint16_t to_16_bits(KVFormat format, float x) { return format == KVFormat::bf16 ? to_bf16(x) : to_f16(x); }
+
+// slot 0 .. 15 of a K tile
+static inline void encode_k(KVFormat format, const float* k, int head_dim, int slot, uint8_t* tile) {
+  if (format == KVFormat::f32) {  // [head_dim][16]
+    float* to = reinterpret_cast<float*>(tile);
+    for (int d = 0; d < head_dim; d++) to[d * kTileTokens + slot] = k[d];
+  } else if (format == KVFormat::bf16 || format == KVFormat::f16) {  // [head_dim / 2][16][2]
+    uint16_t* to = reinterpret_cast<uint16_t*>(tile) + slot * 2;
+    uint16_t bits[kMaxVector];
+    for (int d = 0; d < head_dim; d++) bits[d] = to_16_bits(format, k[d]);
+    for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * kTileTokens, bits + d, 4);
+  } else {  // [head_dim / 4][16][4]
+    uint8_t codes[kMaxVector];
+    uint16_t scale;
+    const bool scaled = to_codes(format, k, head_dim, codes, &scale);
+    for (int d = 0; d < head_dim; d += 4) std::memcpy(tile + d * kTileTokens + slot * 4, codes + d, 4);
+    if (scaled) std::memcpy(tile + head_dim * kTileTokens + slot * 2, &scale, 2);
   }
 }
 
 // slot 0 .. 15 of a V tile
 static inline void encode_v(KVFormat format, const float* v, int head_dim, int slot, uint8_t* tile) {
-  if (format == KVFormat::f32) {
-    std::memcpy(tile + static_cast<size_t>(slot) * head_dim * 4, v, static_cast<size_t>(head_dim) * 4);  // [16][head_dim]
-    return;
-  }
-  uint16_t* to = reinterpret_cast<uint16_t*>(tile) + slot / 2 * head_dim * 2 + slot % 2;  // [8][head_dim][2]
-  for (int d = 0; d < head_dim; d += 16) {
-    uint16_t bits[16];
-    for (int i = 0; i < 16; i++) bits[i] = to_bf16(v[d + i]);
-    for (int i = 0; i < 16; i++) to[(d + i) * 2] = bits[i];
+  uint8_t codes[kMaxVector];
+  uint16_t scale, minimum;
+  if (format == KVFormat::f32) {  // [16][head_dim]
+    std::memcpy(tile + static_cast<size_t>(slot) * head_dim * 4, v, static_cast<size_t>(head_dim) * 4);
+  } else if (format == KVFormat::bf16 || format == KVFormat::f16) {  // [8][head_dim][2]
+    uint16_t* to = reinterpret_cast<uint16_t*>(tile) + slot / 2 * head_dim * 2 + slot % 2;
+    uint16_t bits[kMaxVector];
+    for (int d = 0; d < head_dim; d++) bits[d] = to_16_bits(format, v[d]);
+    for (int d = 0; d < head_dim; d++) to[d * 2] = bits[d];
+  } else if (format == KVFormat::k8v4) {  // [4][head_dim / 32][16][4]
+    to_int4(v, head_dim, codes, &scale, &minimum);
+    uint8_t* to = tile + slot / 4 * head_dim * 2 + slot % 4;
+    for (int d = 0; d < head_dim; d += 32)
+      for (int i = 0; i < 16; i++) to[(d / 2 + i) * 4] = static_cast<uint8_t>(codes[d + i] | codes[d + 16 + i] << 4);
+    std::memcpy(tile + head_dim * 8 + slot * 2, &scale, 2);
+    std::memcpy(tile + head_dim * 8 + 2 * kTileTokens + slot * 2, &minimum, 2);
+  } else {  // [4][head_dim][4]
+    const bool scaled = to_codes(format, v, head_dim, codes, &scale);
+    uint8_t* to = tile + slot / 4 * head_dim * 4 + slot % 4;
+    for (int d = 0; d < head_dim; d++) to[d * 4] = codes[d];
+    if (scaled) std::memcpy(tile + head_dim * kTileTokens + slot * 2, &scale, 2);
   }
 }
 

@@ -6,17 +6,13 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int kTileTokens = 16;
-
-static inline int kv_item_bytes(KVFormat format) { return format == KVFormat::f32 ? 4 : 2; }
-
 struct TileLayout {
   int64_t v_offset, bytes;
 };
 
 static inline TileLayout tile_layout(const KVLayerArgs& kv) {
-  const int64_t k_bytes = static_cast<int64_t>(kTileTokens) * kv.head_dim * kv_item_bytes(kv.format);
-  return {k_bytes, kv.is_latent ? k_bytes : 2 * k_bytes};
+  const int64_t k_bytes = k_tile_bytes(kv.format, kv.head_dim);
+  return {k_bytes, k_bytes + (kv.is_latent ? 0 : v_tile_bytes(kv.format, kv.head_dim))};
 }
 
 // First tile of one KV head in a block; the block's other tiles of this head follow each other.

@@ -1,5 +1,5 @@
 // Attention of many query heads over one latent a token (multi-head latent attention in its absorbed form).
-#include "latent_form.hpp"
+#include "expanded_form.hpp"
 #include "ops.hpp"
 
 namespace octavo {
@@ -7,23 +7,28 @@ namespace OCTAVO_ISA {
 
 namespace {
 
-using F32Form = LatentForm<WidenedTiles<F32Words, kMaxLatentDim>>;
-#if OCTAVO_HAS_DPBF16
-using Bf16Form = LatentForm<Bf16DotTiles<kMaxLatentDim>>;
-#else
-using Bf16Form = LatentForm<WidenedTiles<Bf16Words, kMaxLatentDim>>;
-#endif
+// Calls visit(form) with the form of a format. Of k8v4, a latent is K.
+template <class Visit>
+auto with_form(KVFormat format, Visit&& visit) {
+  switch (format) {
+    case KVFormat::bf16: return visit(LatentForm<Bf16Arithmetic<kMaxLatentDim>>{});
+    case KVFormat::f16: return visit(LatentForm<WidenedTiles<F16Words, kMaxLatentDim>>{});
+    case KVFormat::fp8_e4m3: return visit(ExpandedLatentForm<KVFormat::fp8_e4m3>{});
+    case KVFormat::fp8_e5m2: return visit(ExpandedLatentForm<KVFormat::fp8_e5m2>{});
+    case KVFormat::int8:
+    case KVFormat::k8v4: return visit(ExpandedLatentForm<KVFormat::int8>{});
+    default: return visit(LatentForm<WidenedTiles<F32Words, kMaxLatentDim>>{});
+  }
+}
 
 }  // namespace
 
 size_t latent_scratch_bytes(const AttentionArgs& args, int num_threads) {
-  if (args.kv.format == KVFormat::bf16) return scratch_bytes_of<Bf16Form>(args, num_threads);
-  return scratch_bytes_of<F32Form>(args, num_threads);
+  return with_form(args.kv.format, [&](auto form) { return scratch_bytes_of<decltype(form)>(args, num_threads); });
 }
 
 void latent_attention(ThreadPool& pool, const AttentionArgs& args) {
-  if (args.kv.format == KVFormat::bf16) return run_attention<Bf16Form>(pool, args);
-  run_attention<F32Form>(pool, args);
+  with_form(args.kv.format, [&](auto form) { run_attention<decltype(form)>(pool, args); });
 }
 
 }  // namespace OCTAVO_ISA

@@ -36,7 +36,7 @@ constexpr TurnTables make_turn_tables() {
 }
 static constexpr TurnTables kTurn = make_turn_tables();
 
-// K tile [k_dim / 2][16][2] -> V tile [8][v_dim][2], bf16
+// K tile [k_dim / 2][16][2] -> V tile [8][v_dim][2], 16 bits a number
 static inline void turn_tile_bf16(const uint8_t* k_tile, int v_dim, uint8_t* v_tile) {
   const __m512i pairs = _mm512_load_si512(kTurn.pairs), last = _mm512_load_si512(kTurn.last);
   for (int d = 0; d < v_dim; d += 16) {
@@ -58,7 +58,7 @@ static inline void turn_tile_bf16(const uint8_t* k_tile, int v_dim, uint8_t* v_t
   }
 }
 #else
-// K tile [k_dim / 2][16][2] -> V tile [8][v_dim][2], bf16
+// K tile [k_dim / 2][16][2] -> V tile [8][v_dim][2], 16 bits a number
 static inline void turn_tile_bf16(const uint8_t* k_tile, int v_dim, uint8_t* v_tile) {
   const uint32_t* from = reinterpret_cast<const uint32_t*>(k_tile);
   uint32_t* to = reinterpret_cast<uint32_t*>(v_tile);
@@ -72,7 +72,7 @@ static inline void turn_tile_bf16(const uint8_t* k_tile, int v_dim, uint8_t* v_t
 }
 #endif
 
-// Plain tiles of latents in f32 or bf16 (two bytes a number).
+// Tiles of latents in f32, bf16 or f16.
 template <class Arithmetic>
 struct LatentForm {
   using Tiles = Arithmetic;

@@ -1,5 +1,5 @@
 // Attention over K and V of each KV head, chosen by the format that they are stored in.
-#include "attention_run.hpp"
+#include "expanded_form.hpp"
 #include "ops.hpp"
 
 namespace octavo {
@@ -7,23 +7,28 @@ namespace OCTAVO_ISA {
 
 namespace {
 
-using F32Form = PlainForm<WidenedTiles<F32Words, kMaxHeadDim>>;
-#if OCTAVO_HAS_DPBF16
-using Bf16Form = PlainForm<Bf16DotTiles<kMaxHeadDim>>;
-#else
-using Bf16Form = PlainForm<WidenedTiles<Bf16Words, kMaxHeadDim>>;
-#endif
+// Calls visit(form) with the form of a format.
+template <class Visit>
+auto with_form(KVFormat format, Visit&& visit) {
+  switch (format) {
+    case KVFormat::bf16: return visit(PlainForm<Bf16Arithmetic<kMaxHeadDim>>{});
+    case KVFormat::f16: return visit(PlainForm<WidenedTiles<F16Words, kMaxHeadDim>>{});
+    case KVFormat::fp8_e4m3: return visit(ExpandedForm<KVFormat::fp8_e4m3>{});
+    case KVFormat::fp8_e5m2: return visit(ExpandedForm<KVFormat::fp8_e5m2>{});
+    case KVFormat::int8: return visit(ExpandedForm<KVFormat::int8>{});
+    case KVFormat::k8v4: return visit(ExpandedForm<KVFormat::k8v4>{});
+    default: return visit(PlainForm<WidenedTiles<F32Words, kMaxHeadDim>>{});
+  }
+}
 
 }  // namespace
 
 size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads) {
-  if (args.kv.format == KVFormat::bf16) return scratch_bytes_of<Bf16Form>(args, num_threads);
-  return scratch_bytes_of<F32Form>(args, num_threads);
+  return with_form(args.kv.format, [&](auto form) { return scratch_bytes_of<decltype(form)>(args, num_threads); });
 }
 
 void paged_attention(ThreadPool& pool, const AttentionArgs& args) {
-  if (args.kv.format == KVFormat::bf16) return run_attention<Bf16Form>(pool, args);
-  run_attention<F32Form>(pool, args);
+  with_form(args.kv.format, [&](auto form) { run_attention<decltype(form)>(pool, args); });
 }
 
 }  // namespace OCTAVO_ISA

@@ -18,6 +18,10 @@ void normalise(const float* x, const float* weight, float eps, int head_dim, flo
   for (int d = 0; d < head_dim; d += 16) store(out + d, mul(div(load(x + d), root), load(weight + d)));
 }
 
+void divide(const float* x, const float* by, int head_dim, float* out) {
+  for (int d = 0; d < head_dim; d += 16) store(out + d, div(load(x + d), load(by + d)));
+}
+
 // Dimensions j and j + half turn by the angle of the position; those from 2 * half on pass through.
 void rotate(const float* x, const float* cos, const float* sin, int half, int head_dim, float* out) {
   int j = 0;
@@ -54,9 +58,15 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
   for (int head = 0; head < kv.num_kv_heads; head++, k += head_dim, v += head_dim) {
     if (args.k_norm) normalise(k, args.k_norm, args.norm_eps, head_dim, normal);
     rotate(args.k_norm ? normal : k, cos, sin, half, head_dim, rotated);
+    const float* value = v;
+    if (kv.k_scales) {
+      divide(rotated, kv.k_scales + head * head_dim, head_dim, rotated);
+      divide(v, kv.v_scales + head * head_dim, head_dim, normal);
+      value = normal;
+    }
     uint8_t* tile = tile_at(kv, layout, args.batch, sequence, position, head);
     encode_k(kv.format, rotated, head_dim, slot, tile);
-    encode_v(kv.format, v, head_dim, slot, tile + layout.v_offset);
+    encode_v(kv.format, value, head_dim, slot, tile + layout.v_offset);
   }
 }
 

@@ -11,6 +11,8 @@
 #include <arm_neon.h>
 #endif
 
+#include "half_float.hpp"
+
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
 #if defined(__AVX512F__) && defined(__AVX512BF16__)
 #define OCTAVO_HAS_DPBF16 1
@@ -58,6 +60,11 @@ OCTAVO_INLINE void store_first(float* p, F16 a, int count) {
 OCTAVO_INLINE F16 low_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_loadu_si512(p), 16))}; }
 OCTAVO_INLINE F16 high_bf16(const void* p) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+// 16 pairs of f16 -> the first (part 0, low half) or second of each pair; needs F16C, as every AVX2 level here has
+OCTAVO_INLINE F16 part_f16(const void* p, int part) {
+  const __m512i words = _mm512_maskz_srl_epi32(0xffff, _mm512_loadu_si512(p), _mm_cvtsi32_si128(16 * part));
+  return {_mm512_maskz_cvtph_ps(0xffff, _mm512_maskz_cvtepi32_epi16(0xffff, words))};
 }
 #elif defined(__AVX2__)
 struct F16 {
@@ -110,6 +117,14 @@ OCTAVO_INLINE F16 high_bf16(const void* p) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), m)),
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), m))};
+}
+OCTAVO_INLINE __m256 half_f16_(const __m256i* p, int part) {
+  const __m256i words = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(p), _mm_cvtsi32_si128(16 * part)), _mm256_set1_epi32(0xffff));
+  return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+OCTAVO_INLINE F16 part_f16(const void* p, int part) {
+  const __m256i* q = static_cast<const __m256i*>(p);
+  return {half_f16_(q, part), half_f16_(q + 1, part)};
 }
 #else  // portable: four vectors of four, which every compiler keeps in SSE2 or NEON registers
 typedef float F4_ __attribute__((vector_size(16)));
@@ -181,6 +196,13 @@ OCTAVO_INLINE F16 high_bf16(const void* p) {
   I4_ w[4];
   std::memcpy(w, p, sizeof w);
   OCTAVO_EACH((F4_)(w[i] & static_cast<int32_t>(0xffff0000u)));
+}
+OCTAVO_INLINE F16 part_f16(const void* p, int part) {
+  uint16_t bits[32];
+  float x[16];
+  std::memcpy(bits, p, sizeof bits);
+  for (int i = 0; i < 16; i++) x[i] = from_f16(bits[2 * i + part]);
+  return load(x);
 }
 #undef OCTAVO_EACH
 #endif

@@ -1,0 +1,175 @@
+// Tiles of small codes become tiles of bf16, whose values are exactly those of the codes (int8: without the scales, which
+// attention multiplies in): [head_dim / 2][16][2] and [8][head_dim][2].
+#pragma once
+#include "attention_tiles.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// What codes of 8 bits mean: their bf16 bits for codes 0 to 127, and how the others follow from them.
+struct CodeTable {
+  alignas(64) uint8_t low[128], high[128];  // the two bytes of the bits
+  uint16_t all[256];
+  bool is_signed;  // two's complement; else the highest bit is a sign
+};
+
+constexpr uint16_t bf16_of_whole(int value) {  // 0 .. 255
+  if (value == 0) return 0;
+  int exponent = 0;
+  while (value >> (exponent + 1)) exponent++;
+  return static_cast<uint16_t>((127 + exponent) << 7 | ((value << 7 >> exponent) & 0x7f));
+}
+
+// kv_formats/small_float.py: `fraction` bits of fraction, and the exponents' bias
+constexpr uint16_t bf16_of_fp8(int code, int fraction, int bias) {
+  const int exponent = code >> fraction, rest = code & ((1 << fraction) - 1);
+  if (fraction == 3 && code == 0x7f) return 0x7fc0;
+  if (fraction == 2 && code >= 0x7c) return code == 0x7c ? 0x7f80 : 0x7fc0;
+  if (exponent) return static_cast<uint16_t>((exponent - bias + 127) << 7 | rest << (7 - fraction));
+  const uint16_t whole = bf16_of_whole(rest);  // times 2^(1 - bias - fraction)
+  return rest ? static_cast<uint16_t>(whole - ((bias + fraction - 1) << 7)) : uint16_t{0};
+}
+
+constexpr CodeTable make_code_table(KVFormat format) {
+  CodeTable table = {};
+  table.is_signed = !(format == KVFormat::fp8_e4m3 || format == KVFormat::fp8_e5m2);
+  for (int code = 0; code < 128; code++) {
+    const uint16_t bits = format == KVFormat::fp8_e4m3   ? bf16_of_fp8(code, 3, 7)
+                          : format == KVFormat::fp8_e5m2 ? bf16_of_fp8(code, 2, 15)
+                                                         : bf16_of_whole(code);
+    table.low[code] = static_cast<uint8_t>(bits & 0xff);
+    table.high[code] = static_cast<uint8_t>(bits >> 8);
+    table.all[code] = bits;
+    const int negative = table.is_signed ? (256 - code) & 0xff : code | 0x80;
+    if (negative != code) table.all[negative] = bits | 0x8000;
+  }
+  if (table.is_signed) table.all[128] = 0xc300;  // -128, which no encoder makes
+  return table;
+}
+
+static constexpr CodeTable kInt8Codes = make_code_table(KVFormat::int8);
+static constexpr CodeTable kE4M3Codes = make_code_table(KVFormat::fp8_e4m3);
+static constexpr CodeTable kE5M2Codes = make_code_table(KVFormat::fp8_e5m2);
+
+static inline const CodeTable& code_table(KVFormat format) {
+  return format == KVFormat::fp8_e4m3 ? kE4M3Codes : format == KVFormat::fp8_e5m2 ? kE5M2Codes : kInt8Codes;
+}
+
+// Sixteen words of four codes -> sixteen pairs of the first two, and of the last two.
+#if defined(__AVX512VBMI__)
+struct CodeLines {
+  __m512i low0, low1, high0, high1;
+  bool is_signed;
+  explicit CodeLines(const CodeTable& table)
+      : low0(_mm512_load_si512(table.low)), low1(_mm512_load_si512(table.low + 64)), high0(_mm512_load_si512(table.high)),
+        high1(_mm512_load_si512(table.high + 64)), is_signed(table.is_signed) {}
+
+  template <bool kSigned>
+  inline __attribute__((always_inline)) void expand(const uint8_t* from, uint8_t* first, uint8_t* second) const {
+    const __m512i code = _mm512_loadu_si512(from), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    const __m512i index = kSigned ? _mm512_maskz_abs_epi8(~__mmask64{0}, code) : code;
+    const __m512i low = _mm512_permutex2var_epi8(low0, index, low1);
+    const __m512i high = _mm512_ternarylogic_epi64(_mm512_permutex2var_epi8(high0, index, high1), code, sign, 0xf8);  // a | b & c
+    const __m512 a = _mm512_castsi512_ps(_mm512_maskz_unpacklo_epi8(~__mmask64{0}, low, high));
+    const __m512 b = _mm512_castsi512_ps(_mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high));
+    _mm512_storeu_ps(first, _mm512_maskz_shuffle_ps(0xffff, a, b, 0x88));
+    _mm512_storeu_ps(second, _mm512_maskz_shuffle_ps(0xffff, a, b, 0xdd));
+  }
+};
+#else
+struct CodeLines {
+  const uint16_t* all;
+  bool is_signed;
+  explicit CodeLines(const CodeTable& table) : all(table.all), is_signed(table.is_signed) {}
+
+  template <bool kSigned>
+  inline __attribute__((always_inline)) void expand(const uint8_t* from, uint8_t* first, uint8_t* second) const {
+    uint16_t* one = reinterpret_cast<uint16_t*>(first);
+    uint16_t* two = reinterpret_cast<uint16_t*>(second);
+    for (int i = 0; i < 16; i++) {
+      one[2 * i] = all[from[4 * i]];
+      one[2 * i + 1] = all[from[4 * i + 1]];
+      two[2 * i] = all[from[4 * i + 2]];
+      two[2 * i + 1] = all[from[4 * i + 3]];
+    }
+  }
+};
+#endif
+
+// K tile [head_dim / 4][16][4] -> [head_dim / 2][16][2]; lines of `next` are asked for on the way
+template <bool kSigned>
+static inline void expand_k(const CodeLines& codes, const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
+  for (int line = 0; line < head_dim / 4; line++) {
+    if (next) prefetch_line(next, line);
+    codes.expand<kSigned>(tile + line * 64, out + line * 128, out + line * 128 + 64);
+  }
+}
+
+// V tile [4][head_dim][4] -> [8][head_dim][2]
+template <bool kSigned>
+static inline void expand_v(const CodeLines& codes, const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
+  for (int quad = 0; quad < 4; quad++) {
+    uint8_t* to = out + static_cast<size_t>(quad) * head_dim * 8;
+    for (int d = 0; d < head_dim; d += 16) {
+      const int at = quad * head_dim * 4 + d * 4;
+      if (next) prefetch_line(next, at / 64);
+      codes.expand<kSigned>(tile + at, to + d * 4, to + (head_dim + d) * 4);
+    }
+  }
+}
+
+// The 16 scales behind a tile's codes.
+static inline void expand_scales(const uint8_t* bits, float* out) {
+  for (int token = 0; token < kTileTokens; token++) {
+    uint16_t scale;
+    std::memcpy(&scale, bits + 2 * token, 2);
+    out[token] = from_bf16(scale);
+  }
+}
+
+// V tile of 4-bit codes [4][head_dim / 32][16][4], scales, minima -> [8][head_dim][2]
+static inline void expand_v4(const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
+  float scales[kTileTokens], minima[kTileTokens];
+  expand_scales(tile + head_dim * 8, scales);
+  expand_scales(tile + head_dim * 8 + 2 * kTileTokens, minima);
+  alignas(64) uint16_t values[kTileTokens][16];  // of each token and code
+  alignas(64) static const float whole[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int token = 0; token < kTileTokens; token++) {
+    alignas(64) float value[16];
+    store(value, fma(load(whole), set1(scales[token]), set1(minima[token])));  // the product is exact
+    for (int code = 0; code < 16; code++) values[token][code] = to_bf16(value[code]);
+  }
+  for (int quad = 0; quad < 4; quad++) {
+    for (int d = 0; d < head_dim; d += 32) {
+      const uint8_t* from = tile + quad * head_dim * 2 + d * 2;
+      if (next) prefetch_line(next, (quad * head_dim * 2 + d * 2) / 64);
+      for (int pair = 0; pair < 2; pair++) {
+        uint8_t* to = out + (static_cast<size_t>(quad * 2 + pair) * head_dim + d) * 4;
+        const int token = quad * 4 + pair * 2;
+#if defined(__AVX512BW__)
+        const __m512i table = _mm512_loadu_si512(values[token]);
+        const __m512i words = _mm512_maskz_srl_epi32(0xffff, _mm512_loadu_si512(from), _mm_cvtsi32_si128(16 * pair));
+        for (int half = 0; half < 2; half++) {
+          const __m512i code = _mm512_maskz_srl_epi32(0xffff, words, _mm_cvtsi32_si128(4 * half));
+          const __m512i even = _mm512_and_si512(code, _mm512_set1_epi32(0xf));
+          const __m512i odd = _mm512_maskz_slli_epi32(0xffff, _mm512_and_si512(code, _mm512_set1_epi32(0xf00)), 8);
+          const __m512i index = _mm512_or_si512(_mm512_or_si512(even, odd), _mm512_set1_epi32(0x100000));
+          _mm512_storeu_si512(to + half * 64, _mm512_maskz_permutexvar_epi16(0xffffffffu, index, table));
+        }
+#else
+        uint16_t* bits = reinterpret_cast<uint16_t*>(to);
+        for (int i = 0; i < 16; i++) {
+          const uint8_t even = from[4 * i + 2 * pair], odd = from[4 * i + 2 * pair + 1];
+          bits[2 * i] = values[token][even & 15];
+          bits[2 * i + 1] = values[token + 1][odd & 15];
+          bits[32 + 2 * i] = values[token][even >> 4];
+          bits[33 + 2 * i] = values[token + 1][odd >> 4];
+        }
+#endif
+      }
+    }
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
