@@ -185,6 +185,7 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         available_bytes=available_memory_bytes(),
         asked_model_len=options.max_model_len,
         longest_context=source.config.max_context,
+        step_tokens=options.max_num_batched_tokens,
         degraded=(*_lost_context(options, source.config), *_lost_precision(config, source.config.dtype)),
     )
 

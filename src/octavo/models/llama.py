@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 from octavo.models.config import ModelConfig
@@ -33,8 +34,7 @@ class LlamaModel:
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
         """One group: all layers attend to everything."""
         config = self.config
-        layers = tuple(range(config.num_layers))
-        return (KVGroupSpec("full", layers, config.num_kv_heads, config.head_dim, kv_format),)
+        return build_groups([LayerGeometry(config.num_kv_heads, config.head_dim, kv_format)] * config.num_layers)
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """Run the rows of a step, write their K and V, and give the logits of some rows.
