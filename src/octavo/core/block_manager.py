@@ -159,9 +159,12 @@ class BlockManager:
                 self.pool.release_private(block_ids)
                 continue
             behind = dict(self.windows.behind)[group]
-            kept = [any(low - behind <= i < high for low, high in edges) for i in range(first, first + len(block_ids))]
-            self.pool.release_cached([block_id for block_id, keep in zip(block_ids, kept, strict=True) if keep])
-            self.pool.release_passed([block_id for block_id, keep in zip(block_ids, kept, strict=True) if not keep])
+            kept = {i - first for low, high in edges for i in range(max(first, low - behind), high)}
+            useful = [block_id for i, block_id in enumerate(block_ids) if i in kept]
+            if useful:
+                self.pool.release_cached(useful)
+                block_ids = [block_id for i, block_id in enumerate(block_ids) if i not in kept]
+            self.pool.release_passed(block_ids)
         if passed and self.listeners:
             self.tell(block_events.passed(request, passed))
 
