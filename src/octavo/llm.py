@@ -185,6 +185,7 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         available_bytes=available_memory_bytes(),
         asked_model_len=options.max_model_len,
         longest_context=source.config.max_position_embeddings,
+        step_tokens=options.max_num_batched_tokens,
         degraded=_lost_precision(config, source.config.dtype),
     )
 

@@ -53,7 +53,7 @@ class BlockManager:
         self.tree = RadixTree(spec.block_size, num_blocks, block_keys)
         self.listeners: list[events.Listener] = []
         self.supply = BlockSupply(self.pool, self.tree, self.windows, self.listeners)
-        self.num_copies = 0
+        self.num_copies = self.num_passed = 0
 
     def find_prefix(self, request: Request) -> PrefixMatch:
         """What could be attached now. Changes nothing. The last known token is never found: its logits are wanted."""
@@ -150,15 +150,21 @@ class BlockManager:
         parted from others before, and at the end of the prompt, where another answer starts.
         """
         passed = self.windows.take_passed(request)
-        edges = (request.num_shared_blocks, request.num_prompt_tokens // self.block_size)
+        size, shared, num_prompt = self.block_size, request.num_shared_blocks, request.num_prompt_tokens
+        # First and last full block at which such a text attaches: the same prompt again leaves its last token out.
+        edges = ((shared, shared), ((num_prompt - 1) // size, num_prompt // size))
         for group, first, block_ids in passed:
+            self.num_passed += len(block_ids)
             if not self.enable_prefix_caching:
                 self.pool.release_private(block_ids)
                 continue
             behind = dict(self.windows.behind)[group]
-            kept = [any(edge - behind <= i < edge for edge in edges) for i in range(first, first + len(block_ids))]
-            self.pool.release_cached([block_id for block_id, keep in zip(block_ids, kept, strict=True) if keep])
-            self.pool.release_passed([block_id for block_id, keep in zip(block_ids, kept, strict=True) if not keep])
+            kept = {i - first for low, high in edges for i in range(max(first, low - behind), high)}
+            useful = [block_id for i, block_id in enumerate(block_ids) if i in kept]
+            if useful:
+                self.pool.release_cached(useful)
+                block_ids = [block_id for i, block_id in enumerate(block_ids) if i not in kept]
+            self.pool.release_passed(block_ids)
         if passed and self.listeners:
             self.tell(block_events.passed(request, passed))
 

@@ -82,15 +82,7 @@ class Request:
         priority: int = 0,
     ) -> None:
         """Raises InvalidRequestError for an empty prompt and for a token id that no model can have."""
-        if not len(prompt_token_ids):
-            raise InvalidRequestError("the prompt has 0 tokens; it must have at least 1", param="prompt")
-        try:
-            self.token_ids = array("I", prompt_token_ids)  # prompt, then output
-        except (OverflowError, TypeError) as error:
-            raise InvalidRequestError(
-                f"the prompt holds something that is no token id ({error}); ids are integers from 0 to {MAX_TOKEN_ID}",
-                param="prompt",
-            ) from error
+        self.token_ids = _token_ids(prompt_token_ids)  # prompt, then output
         self.request_id = request_id
         self.params = params
         self.seed = seed
@@ -199,3 +191,15 @@ class Request:
         if position + 1 >= self.params.max_tokens or len(self.token_ids) >= max_model_len:
             return "length"
         return None
+
+
+def _token_ids(prompt: Sequence[int]) -> array[int]:
+    if not len(prompt):
+        raise InvalidRequestError("the prompt has 0 tokens; it must have at least 1", param="prompt")
+    try:
+        return array("I", prompt)
+    except (OverflowError, TypeError) as error:
+        raise InvalidRequestError(
+            f"the prompt holds something that is no token id ({error}); ids are integers from 0 to {MAX_TOKEN_ID}",
+            param="prompt",
+        ) from error

@@ -95,6 +95,7 @@ class CoreStatus:
     preemptions: int
     steps: int
     evicted_blocks: int
+    passed_blocks: int  # blocks that requests gave up behind a window
     copies: int  # blocks copied in part, for a hit inside a block or for a branch that writes
     finished: Mapping[str, int]  # finish reason -> requests; each branch of one counts
     branch_saved_blocks: int = 0  # blocks that branches of requests save now by sharing them
@@ -135,6 +136,7 @@ def core_status(
         preemptions=counters.preemptions,
         steps=counters.steps,
         evicted_blocks=blocks.supply.num_evicted,
+        passed_blocks=blocks.num_passed,
         copies=blocks.num_copies,
         finished=dict(counters.finished),
         branch_saved_blocks=saved[0],
