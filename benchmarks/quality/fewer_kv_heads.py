@@ -1,4 +1,4 @@
-"""What pooling KV heads costs: nats per token of a model with all its KV heads and with fewer, as `octavo convert` makes it.
+"""What pooling KV heads costs: nats per token of a model with all its KV heads, and with fewer (`octavo convert`).
 
 python benchmarks/quality/fewer_kv_heads.py MODEL --out benchmarks/results/fewer_kv_heads_NAME.json
 """
