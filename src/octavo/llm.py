@@ -36,7 +36,7 @@ from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
-from octavo.models.config import ModelConfig
+from octavo.models.config import check_context
 from octavo.models.hub import check_runnable, resolve
 from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
 
@@ -119,7 +119,7 @@ def load(
     check_runnable(model)
     source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
     if options.max_model_len is not None:
-        source.config.check_context(options.max_model_len)
+        check_context(source.config, options.max_model_len)
     weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
     check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
@@ -130,7 +130,7 @@ def load(
     spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
     plan = _plan(source, spec, options, config)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    scheduler_config = options.config(options.max_model_len or source.config.max_context)
+    scheduler_config = options.config(options.max_model_len or source.config.max_position_embeddings)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
@@ -184,19 +184,9 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         budget_bytes=config.kv_cache_memory,
         available_bytes=available_memory_bytes(),
         asked_model_len=options.max_model_len,
-        longest_context=source.config.max_context,
+        longest_context=source.config.max_position_embeddings,
         step_tokens=options.max_num_batched_tokens,
-        degraded=(*_lost_context(options, source.config), *_lost_precision(config, source.config.dtype)),
-    )
-
-
-def _lost_context(options: SchedulerOptions, model: ModelConfig) -> tuple[str, ...]:
-    """What a model with an attention window cannot be given."""
-    if options.max_model_len is not None or model.max_context == model.max_position_embeddings:
-        return ()
-    return (
-        f"max_model_len is at most {model.max_context} instead of the model's {model.max_position_embeddings}: "
-        "contexts longer than its attention window are not supported yet",
+        degraded=_lost_precision(config, source.config.dtype),
     )
 
 

@@ -33,8 +33,11 @@ Ids = Sequence[int]
 
 
 def fill_slots_with_nan(kv: KVLayer, block_id: int, first_slot: int) -> None:
-    """All bits set in K and V of slots [first_slot, block_size) of one layer."""
+    """All bits set in K and V, or in the latent, of slots [first_slot, block_size) of one layer."""
     item = np.uint16 if kv.kv_format == "bf16" else np.uint32
+    if kv.kind == "latent":
+        fill_latents_with_nan(kv, block_id, first_slot, item)
+        return
     tiles, size, dim = kv.block_size // 16, kv.block_size, kv.head_dim
     start = block_id * kv.block_bytes + kv.layer_offset
     num_bytes = 2 * kv.num_kv_heads * size * dim * np.dtype(item).itemsize
@@ -49,6 +52,16 @@ def fill_slots_with_nan(kv: KVLayer, block_id: int, first_slot: int) -> None:
         else:
             k.reshape(-1, dim, 16)[:, :, slots] = ones
             v.reshape(-1, 16, dim)[:, slots] = ones
+
+
+def fill_latents_with_nan(kv: KVLayer, block_id: int, first_slot: int, item: type[np.unsignedinteger]) -> None:
+    """Tiles are those of K alone: in f32 [head_dim][16], in bf16 [head_dim / 2][16][2]."""
+    start = block_id * kv.block_bytes + kv.layer_offset
+    num_bytes = kv.block_size * kv.head_dim * np.dtype(item).itemsize
+    width = 2 if kv.kv_format == "bf16" else 1
+    tiles = kv.pool[start : start + num_bytes].view(item).reshape(kv.block_size // 16, kv.head_dim // width, 16, width)
+    for slot in range(first_slot, kv.block_size):
+        tiles[slot // 16, :, slot % 16] = np.iinfo(item).max
 
 
 class Recorder:

@@ -34,6 +34,9 @@ class WrappedOps:
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
         return self.ops.pack_linear(weight, bias, weights_dtype)
 
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> PackedLinear:
+        return self.ops.pack_blocks(blocks, bias, kind)
+
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         self.ops.linear(x, weight, out, accumulate=accumulate)
 

@@ -76,6 +76,10 @@ class Pool:
         form = layout.codec(geometry.kv_format)
         pool.reshape(-1, tile.size * item_bytes)[...] = form.encode_k(tile)
 
+    def unused_block(self) -> int:
+        """A block that still holds poison."""
+        return self._free[0]
+
     def add(self, q: F32, k: F32, v: F32) -> Stored:
         """Store a sequence in free blocks, in no particular order of block ids."""
         size, tokens = self.geometry.block_size, layout.TILE_TOKENS
@@ -94,6 +98,22 @@ class Pool:
         return Stored(q, k, v, blocks)
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a model's attention may have beside its scale."""
+
+    window: int = 0
+    softcap: float = 0.0
+    sinks: tuple[float, ...] | None = None
+
+    def arguments(self) -> dict[str, object]:
+        sinks = None if self.sinks is None else np.array(self.sinks, np.float32)
+        return {"window": self.window, "softcap": self.softcap, "sinks": sinks}
+
+
+PLAIN = Options()
+
+
 def batch_of(pieces: Sequence[Piece], padding: int = 2) -> AttentionBatch:
     """The batch of some pieces; the block tables end with entries that must not be read as positions."""
     lengths = [piece.end - piece.first for piece in pieces]
@@ -104,20 +124,38 @@ def batch_of(pieces: Sequence[Piece], padding: int = 2) -> AttentionBatch:
     return AttentionBatch(np.cumsum([0, *lengths], dtype=np.int32), starts, table[None])
 
 
-def attend(ops: Ops, pool: Pool, pieces: Sequence[Piece], scale: float | None = None) -> F32:
+def forget_passed_blocks(batch: AttentionBatch, pool: Pool, window: int) -> None:
+    """Blocks that the window has passed are gone: their entries name a block that holds poison."""
+    for first, row in zip(batch.start_position, batch.block_tables[0], strict=True):
+        row[: max(0, int(first) - window + 1) // pool.geometry.block_size] = pool.unused_block()
+
+
+def attend(ops: Ops, pool: Pool, pieces: Sequence[Piece], scale: float | None = None, options: Options = PLAIN) -> F32:
     """Paged attention of the pieces in one call: [rows, num_heads, head_dim]."""
     q = np.concatenate([piece.sequence.q[piece.first : piece.end] for piece in pieces])
     out = np.full_like(q, 123.0)
     scale = pool.geometry.head_dim**-0.5 if scale is None else scale
-    ops.paged_attention(q, batch_of(pieces), pool.kv, scale, out)
+    batch = batch_of(pieces)
+    if options.window:
+        forget_passed_blocks(batch, pool, options.window)
+    ops.paged_attention(q, batch, pool.kv, scale, out, **options.arguments())  # type: ignore[arg-type]
     return out
 
 
-def attend_in_chunks(ops: Ops, pool: Pool, sequence: Stored, chunk: int) -> F32:
+def attend_in_chunks(ops: Ops, pool: Pool, sequence: Stored, chunk: int, options: Options = PLAIN) -> F32:
     """All rows of a sequence, `chunk` rows a call."""
     n = len(sequence.q)
-    starts = range(0, n, chunk)
-    return np.concatenate([attend(ops, pool, [Piece(sequence, i, min(i + chunk, n))]) for i in starts])
+    pieces = [Piece(sequence, i, min(i + chunk, n)) for i in range(0, n, chunk)]
+    return np.concatenate([attend(ops, pool, [piece], options=options) for piece in pieces])
+
+
+def decode(ops: Ops, pool: Pool, sequence: Stored, options: Options = PLAIN) -> F32:
+    """Every row as a sequence of one row."""
+    return attend(ops, pool, [Piece(sequence, row, row + 1) for row in range(len(sequence.q))], options=options)
+
+
+def assert_same_bits(found: F32, expected: F32) -> None:
+    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 def attention_f64(pool: Pool, sequence: Stored, row: int, scale: float) -> np.ndarray:

@@ -7,21 +7,22 @@ import pytest
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.kernels.ops import F32
-from tests.kernels.paged_case import POISONS, Geometry, Piece, Pool, Stored, attend, attend_in_chunks, random_sequence
+from tests.kernels.paged_case import (
+    POISONS,
+    Geometry,
+    Piece,
+    Pool,
+    assert_same_bits,
+    attend,
+    attend_in_chunks,
+    decode,
+    random_sequence,
+)
 
 INSTRUCTION_SETS = supported_instruction_sets()
 FORMATS = ("f32", "bf16")
 SHAPES = [(2, 2, 48), (9, 3, 64), (8, 2, 16), (8, 1, 80)]
 NUM_TOKENS = 601
-
-
-def decode(ops: NativeOps, pool: Pool, sequence: Stored) -> F32:
-    """Every row as a sequence of one row."""
-    return attend(ops, pool, [Piece(sequence, row, row + 1) for row in range(len(sequence.q))])
-
-
-def assert_same_bits(found: F32, expected: F32) -> None:
-    assert np.array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)

@@ -76,6 +76,7 @@ def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:
                 head_dim=group.head_dim,
                 kv_format=group.kv_format,
                 group=group_index,
+                kind=group.kind,
             )
     assert sorted(found) == list(range(len(found)))
     return tuple(found[index] for index in range(len(found)))

@@ -61,6 +61,9 @@ class NativeOps:
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
         return self._kernels.pack_linear(weight, bias, weights_dtype)
 
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> PackedLinear:
+        return self._kernels.pack_blocks(blocks, bias, kind)
+
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         assert isinstance(weight, _native.Linear)
         self._kernels.linear(x, weight, out, accumulate)
@@ -74,6 +77,24 @@ class NativeOps:
 
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         self._kernels.silu_mul(gate_up, out)
+
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        self._kernels.layer_norm(x, weight, bias, eps, out)
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        self._kernels.activation(x, kind, out)
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        self._kernels.gated_activation(gate_up, kind, limit, out)
+
+    def softmax(self, x: F32, out: F32) -> None:
+        self._kernels.softmax(x, out)
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        self._kernels.soft_cap(x, cap, out)
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        self._kernels.rotate(heads, positions, rope.cos, rope.sin, first)
 
     def rope_write(
         self,
@@ -101,10 +122,30 @@ class NativeOps:
             norm_eps,
         )
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
-        view = self._view(kv)
+    def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         table = batch.block_tables[kv.group]
-        self._kernels.paged_attention(q, batch.query_start, batch.start_position, table, view, scale, out)
+        self._kernels.latent_write(latent, batch.query_start, batch.start_position, table, self._view(kv))
+
+    def paged_attention(
+        self,
+        q: F32,
+        batch: AttentionBatch,
+        kv: KVLayer,
+        scale: float,
+        out: F32,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> None:
+        table, view = batch.block_tables[kv.group], self._view(kv)
+        self._kernels.paged_attention(
+            q, batch.query_start, batch.start_position, table, view, scale, out, window, softcap, sinks
+        )
+
+    def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
+        table, view = batch.block_tables[kv.group], self._view(kv)
+        self._kernels.latent_attention(q, batch.query_start, batch.start_position, table, view, rank, scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
@@ -114,7 +155,14 @@ class NativeOps:
         found = self._views.get(key)
         if found is None or found[0] is not kv:
             view = _native.make_kv_view(
-                kv.pool, kv.block_bytes, kv.layer_offset, kv.block_size, kv.num_kv_heads, kv.head_dim, kv.kv_format
+                kv.pool,
+                kv.block_bytes,
+                kv.layer_offset,
+                kv.block_size,
+                kv.num_kv_heads,
+                kv.head_dim,
+                kv.kv_format,
+                kv.kind,
             )
             found = self._views[key] = (kv, view)
         return found[1]

@@ -38,7 +38,7 @@ class KVLayer:
     """Where one layer's K and V lie in the pool: block b's slice starts at `b * block_bytes + layer_offset`.
 
     Inside a layer's slice: [num_kv_heads][block_size / 16][K tile | V tile], a tile being 16 tokens of one head in the
-    layout of `octavo.kv_formats.<kv_format>`.
+    layout of `octavo.kv_formats.<kv_format>`; of kind "latent": [block_size / 16][K tile], one vector a token.
     """
 
     pool: U8  # [num_blocks * block_bytes]
@@ -46,9 +46,10 @@ class KVLayer:
     layer_offset: int
     block_size: int  # a multiple of 16
     num_kv_heads: int
-    head_dim: int  # a multiple of 16, at most 256
+    head_dim: int  # a multiple of 16, at most 256; of a latent (rank + rope) at most 640
     kv_format: str  # "f32" or "bf16"
     group: int = 0  # the KV group of the layer: which block table is its
+    kind: str = "pair"  # or "latent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,22 @@ class Ops(Protocol):
     """The set that an executor must provide; small on purpose."""
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
-        """weight [num_outputs, num_inputs]; weights_dtype "f32" or "bf16" (round to nearest even)."""
+        """weight [num_outputs, num_inputs]; weights_dtype "f32", "bf16", "int8" or "int4" (round to nearest even).
+
+        int8 and int4 have one f32 scale for each group of 32 inputs of an output (`weight_groups`).
+        """
+        ...
+
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> PackedLinear:
+        """GGUF blocks [num_outputs, bytes of a row], kind "q8_0", "q4_0" or "q4_1", without a second rounding."""
         ...
 
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         """out [m, num_outputs] = x [m, num_inputs] @ weight.T + bias; with accumulate, that is added to out.
 
         With bf16 weights, x is rounded to bf16 first where the instruction set multiplies bf16, and not elsewhere.
+        With int8 and int4 weights, x is rounded to int8 in groups of 32; a group of x with a number that is not finite
+        makes its whole row of out NaN.
         """
         ...
 
@@ -99,6 +109,33 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         """gate_up [m, 2 * n] = gate | up; out [m, n] = gate * sigmoid(gate) * up."""
+        ...
+
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        """out = (x - mean) / sqrt(variance + eps) * weight + bias, row by row. out may be x."""
+        ...
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        """Number by number; kind is "relu", "gelu" (with erf), "gelu_tanh" or "sigmoid". out may be x."""
+        ...
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        """gate_up [m, 2 * n] = gate | up; out [m, n] = gelu(gate) * up; kind is "gelu", "gelu_tanh" or:
+
+        "clamped_swiglu": with gate at most `limit` and up within +-limit, gate * sigmoid(1.702 gate) * (up + 1).
+        """
+        ...
+
+    def softmax(self, x: F32, out: F32) -> None:
+        """out = e^x / sum of e^x, row by row. out may be x."""
+        ...
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        """out = cap * tanh(x / cap), number by number; cap > 0. out may be x."""
+        ...
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        """In place, heads [num_tokens, num_heads, dim]: the rope table's dimensions of each head, from `first` on."""
         ...
 
     def rope_write(
@@ -116,11 +153,35 @@ class Ops(Protocol):
         """Rotate q and k, and write k and v of every row into its slot of the pool in the KV format."""
         ...
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
-        """out [num_tokens, num_heads, head_dim] = softmax(scale * q k) v over positions 0 to the row's own, inclusive.
+    def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
+        """Write latent [num_tokens, rank + rope] of every row (normed and rotated already) into its slot."""
+        ...
 
-        K and V of every position read must be written already. What lies in other slots (NaN, infinities, another
-        sequence's values) never matters. Query head h reads KV head h // (num_heads / num_kv_heads).
+    def paged_attention(
+        self,
+        q: F32,
+        batch: AttentionBatch,
+        kv: KVLayer,
+        scale: float,
+        out: F32,
+        *,
+        window: int = 0,  # tokens that a row reads, itself included; 0: all
+        softcap: float = 0.0,  # c > 0: scores become c * tanh(score / c)
+        sinks: F32 | None = None,  # [num_heads]: one more logit a head, without a value (gpt-oss)
+    ) -> None:
+        """out [num_tokens, num_heads, head_dim] = softmax(scale * q k) v over the positions that a row reads.
+
+        Those are max(0, position - window + 1) to its own, inclusive. K and V of each must be written already. What lies
+        in other slots (NaN, infinities, another sequence's values) never matters, and block table entries of blocks
+        before the window are not read. Query head h reads KV head h // (num_heads / num_kv_heads).
+        """
+        ...
+
+    def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
+        """out [num_tokens, num_heads, rank] = softmax(scale * q latent) latent[:rank] over positions 0 to a row's own.
+
+        q [num_tokens, num_heads, rank + rope]: multi-head latent attention in its absorbed form (DeepSeek-V2); rank is
+        a multiple of 16.
         """
         ...
 

@@ -5,11 +5,14 @@ It does not promise the bits of the native kernels (the order of additions diffe
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.weight_groups import Groups, multiply, read_blocks, round_groups
 from octavo.kv_formats import bf16, layout
 
 
@@ -18,6 +21,7 @@ class ReferenceLinear:
     weight: F32  # [num_outputs, num_inputs], already rounded to weights_dtype
     bias: F32 | None
     weights_dtype: str
+    groups: Groups | None = None  # of int8 and int4, where the products are defined by codes and scales
 
     @property
     def num_outputs(self) -> int:
@@ -36,13 +40,18 @@ class ReferenceOps:
     """Every operation of `ops.Ops`, row by row."""
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> ReferenceLinear:
+        if weights_dtype in ("int8", "int4"):
+            return _of_groups(round_groups(weight, weights_dtype), bias, weights_dtype)
         if weights_dtype == "bf16":
             weight = bf16.round_trip(weight)
         return ReferenceLinear(np.ascontiguousarray(weight, np.float32), bias, weights_dtype)
 
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> ReferenceLinear:
+        return _of_groups(read_blocks(blocks, kind), bias, "int8" if kind == "q8_0" else "int4")
+
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         assert isinstance(weight, ReferenceLinear)
-        result = x @ weight.weight.T
+        result = x @ weight.weight.T if weight.groups is None else multiply(x, weight.groups)
         if weight.bias is not None:
             result += weight.bias
         out[...] = out + result if accumulate else result
@@ -57,6 +66,34 @@ class ReferenceOps:
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         gate, up = np.split(gate_up, 2, axis=-1)
         out[...] = gate / (1.0 + np.exp(-gate)) * up
+
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        centred = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
+        variance = np.mean(centred * centred, axis=-1, keepdims=True, dtype=np.float32)
+        normal = centred / np.sqrt(variance + np.float32(eps)) * weight
+        out[...] = normal if bias is None else normal + bias
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        out[...] = _ACTIVATIONS[kind](x)
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        gate, up = np.split(gate_up, 2, axis=-1)
+        if kind == "clamped_swiglu":
+            gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, -limit, limit)
+            out[...] = gate * _sigmoid(np.float32(1.702) * gate) * (up + 1)
+        else:
+            out[...] = _ACTIVATIONS[kind](gate) * up
+
+    def softmax(self, x: F32, out: F32) -> None:
+        powers = np.exp(x - x.max(axis=-1, keepdims=True))
+        out[...] = powers / powers.sum(axis=-1, keepdims=True)
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        out[...] = np.float32(cap) * np.tanh(x / np.float32(cap))
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        for row, position in enumerate(positions):
+            heads[row, :, first:] = _rotate(heads[row, :, first:], rope, int(position))
 
     def rope_write(
         self,
@@ -82,21 +119,71 @@ class ReferenceOps:
             block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
             layout.write_token(kv, block_id, position % kv.block_size, _rotate(k[row], rope, position), v[row])
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+    def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
+        for sequence, row, position in _rows(batch):
+            block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
+            layout.write_latent(kv, block_id, position % kv.block_size, latent[row])
+
+    def paged_attention(
+        self,
+        q: F32,
+        batch: AttentionBatch,
+        kv: KVLayer,
+        scale: float,
+        out: F32,
+        *,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: F32 | None = None,
+    ) -> None:
         group = q.shape[1] // kv.num_kv_heads
         for sequence, row, position in _rows(batch):
+            first = max(0, position - window + 1) if window else 0
             table = batch.block_tables[kv.group, sequence]
-            k, v = layout.read_tokens(kv, table, position + 1)  # [num_kv_heads, n, head_dim]
+            k, v = layout.read_tokens(kv, table, position + 1, first)  # [num_kv_heads, n, head_dim]
             heads = q[row].reshape(kv.num_kv_heads, group, kv.head_dim)
-            scores = scale * np.einsum("hgd,hnd->hgn", heads, k)
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
-            out[row] = np.einsum("hgn,hnd->hgd", weights, v).reshape(q.shape[1], kv.head_dim)
+            scores = np.float32(scale) * np.einsum("hgd,hnd->hgn", heads, k)
+            if softcap:
+                scores = softcap * np.tanh(scores / softcap)
+            logits = None if sinks is None else sinks.reshape(kv.num_kv_heads, group, 1)
+            out[row] = np.einsum("hgn,hnd->hgd", _softmax(scores, logits), v).reshape(q.shape[1], kv.head_dim)
+
+    def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
+        for sequence, row, position in _rows(batch):
+            latents = layout.read_latents(kv, batch.block_tables[kv.group, sequence], position + 1)
+            weights = _softmax(np.float32(scale) * (q[row] @ latents.T))
+            out[row] = weights @ latents[:, :rank]
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         blocks = pool.reshape(-1, block_bytes)
         for source, target in zip(sources, targets, strict=True):
             blocks[target] = blocks[source]
+
+
+def _sigmoid(x: F32) -> F32:
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+
+
+def _gelu(x: F32) -> F32:
+    erf = np.array([math.erf(one / math.sqrt(2)) for one in x.ravel()]).reshape(x.shape)
+    return np.asarray(0.5 * x * (1 + erf), np.float32)
+
+
+def _gelu_tanh(x: F32) -> F32:
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), np.float32)
+
+
+_ACTIVATIONS: Mapping[str, Callable[[F32], F32]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "sigmoid": _sigmoid,
+}
+
+
+def _of_groups(groups: Groups, bias: F32 | None, weights_dtype: str) -> ReferenceLinear:
+    return ReferenceLinear(groups.values(), bias, weights_dtype, groups)
 
 
 def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:
@@ -106,6 +193,16 @@ def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:
         first, last = int(batch.query_start[sequence]), int(batch.query_start[sequence + 1])
         found += [(sequence, row, int(start) + row - first) for row in range(first, last)]
     return found
+
+
+def _softmax(scores: F32, sinks: F32 | None = None) -> F32:
+    """Over the last axis; a sink takes its share of the sum and has no weight."""
+    largest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        largest = np.maximum(largest, sinks)
+    weights = np.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights / (total if sinks is None else total + np.exp(sinks - largest)), np.float32)
 
 
 def _rms_norm(x: F32, weight: F32, eps: float) -> F32:

@@ -11,8 +11,10 @@ OCTAVO_INLINE __m512bh load_pairs(const void* p) { return (__m512bh)_mm512_loadu
 OCTAVO_INLINE __m512bh set1_pair(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
 OCTAVO_INLINE F16 dot(F16 sum, __m512bh a, __m512bh b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
 
+template <int kMaxDim>
 struct Bf16DotTiles {
-  static constexpr int kQueryWords = kMaxHeadDim / 2;  // between two rows of packed queries: pairs of dimensions
+  static constexpr int kQueryWords = kMaxDim / 2;  // between two rows of packed queries: pairs of dimensions
+  static constexpr int kItemBytes = 2;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
     for (int d = 0; d < head_dim; d += 16) {
@@ -45,35 +47,44 @@ struct Bf16DotTiles {
 
   static constexpr int kWeighTiles = 2;  // weighed together
 
-  // Weights 2^(score - max) of all rows as bf16 pairs, for two tiles, and their sums as rounded.
+  // Weights 2^(score - max) of all rows as bf16 pairs, for two tiles, and their sums: as rounded, or with scales before
+  // those are multiplied in.
   template <int kRows>
-  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, const float* max_scores) {
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* max_scores, const float* scales) {
     for (int r = 0; r < kRows; r++) {
       const float* scores = buffers.scores[r] + tile * 16;
-      const F16 largest = set1(max_scores[r]);
+      const F16 largest = set1(max_scores[r]), sum = is_first ? zero() : load(buffers.sums[r]);
       const F16 low = weight_exp2<true>(sub(load(scores), largest));
       const F16 high = weight_exp2<true>(sub(load(scores + 16), largest));
-      const __m512bh pairs = _mm512_cvtne2ps_pbh(high.v, low.v);
+      __m512bh pairs;
+      if (scales) {
+        pairs = _mm512_cvtne2ps_pbh(mul(high, load(scales + tile * 16 + 16)).v, mul(low, load(scales + tile * 16)).v);
+        store(buffers.sums[r], add(sum, add(low, high)));
+      } else {
+        pairs = _mm512_cvtne2ps_pbh(high.v, low.v);
+        store(buffers.sums[r], dot(sum, pairs, set1_pair(0x3f803f80u)));
+      }
       _mm512_store_si512(buffers.weight_pairs[r] + tile * 8, (__m512i)pairs);
-      store(buffers.sums[r], dot(tile == 0 ? zero() : load(buffers.sums[r]), pairs, set1_pair(0x3f803f80u)));
     }
   }
 
   // As in attention_widened.hpp, two keys at a time.
   template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
-  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
-                            const float* max_scores, int head_dim, int column, float* out, const Shares* shares) {
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
+                            SpanBuffers& buffers, const float* max_scores, const float* scales, int head_dim, int column,
+                            float* out, const Shares* shares) {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
-    for (int tile = 0; tile < num_tiles; tile++) {
-      if (kWeigh && tile % 2 == 0) weigh<kRows>(buffers, tile, max_scores);
+    for (int tile = first_tile; tile < num_tiles; tile++) {
+      if (kWeigh && (tile % 2 == 0 || tile == first_tile))
+        weigh<kRows>(buffers, tile / 2 * 2, tile == first_tile, max_scores, scales);
       const uint8_t* value = v[tile] + column * 64;
       for (int word = 0; word < kTileTokens / 2; word++, value += head_dim * 4) {
         __m512bh x[kVectors];
         for (int c = 0; c < kVectors; c++) {
           x[c] = load_pairs(value + c * 64);
-          if (kPrefetch) prefetch_line(next[tile], word * (head_dim / 16) + column + c);
+          if (kPrefetch) prefetch_line(next[tile - first_tile], word * (head_dim / 16) + column + c);
         }
         for (int r = 0; r < kRows; r++) {
           const __m512bh weight = set1_pair(buffers.weight_pairs[r][tile * 8 + word]);
@@ -84,8 +95,8 @@ struct Bf16DotTiles {
     store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares);
   }
 
-  static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, int first, int last) {
-    return cut_v_tile<2>(source, target, head_dim, first, last);
+  static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, const TileCut& cut) {
+    return cut_v_tile<2>(source, target, head_dim, cut);
   }
 };
 

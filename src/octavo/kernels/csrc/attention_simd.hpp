@@ -83,5 +83,19 @@ OCTAVO_INLINE F16 weight_exp2(F16 x) {
   return times_power_of_two(fma(y, f, set1(1.f)), n);
 }
 
+// limit * tanh(x / limit) by e / (e + 2) with e = 2^z - 1, z = x * 2 log2(e) / limit: small x keep their bits' worth,
+// since 2^f - 1 is summed apart from 2^n - 1. NaN for NaN.
+OCTAVO_INLINE F16 cap_lanes(F16 x, F16 limit, F16 factor) {
+  const F16 z = max(set1(-60.f), min(set1(60.f), mul(x, factor)));  // in this order, as in weight_exp2
+  const F16 n = round_nearest(z), f = sub(z, n);
+  F16 y = fma(set1(0.00132764715f), f, set1(0.00967554133f));
+  y = fma(y, f, set1(0.0555071327f));
+  y = fma(y, f, set1(0.240221197f));
+  y = fma(y, f, set1(0.693146967f));
+  const F16 power = times_power_of_two(set1(1.f), n);
+  const F16 e = fma(mul(y, f), power, sub(power, set1(1.f)));
+  return mul(limit, div(e, add(e, set1(2.f))));
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

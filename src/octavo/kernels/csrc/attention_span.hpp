@@ -13,21 +13,40 @@ namespace OCTAVO_ISA {
 
 constexpr float kLowestScore = -3.402823466e38f;
 
+// What holds for all rows of a call.
+struct SpanRule {
+  int k_dim, v_dim;  // multiples of 16
+  int window;        // keys that a row sees at most, its own included
+  float cap;         // of scores, in the unit of the scores; 0: none
+
+  int first_key(int position) const { return position >= window ? position - window + 1 : 0; }
+};
+
 // Rows of one KV head and one strip (16 positions at a multiple of 16): all of them end in the same tile.
 struct RowBlock {
   int32_t num_rows;
-  int32_t position[kMaxRows];   // ascending
-  int32_t out_row[kMaxRows];    // token * num_heads + head
-  uint32_t* q;                  // packed queries, [num_rows][Tiles::kQueryWords]
-  float* o;                     // [num_rows][head_dim]
-  float m[kLanes], l[kLanes];   // lanes from num_rows on are there to be computed with, and mean nothing
+  int32_t first_key;                  // of the first row
+  int32_t position[kMaxRows];         // ascending
+  int32_t out_row[kMaxRows];          // token * num_heads + head
+  uint32_t* q;                        // packed queries, [num_rows][Tiles::kQueryWords]
+  float* o;                           // [num_rows][v_dim]
+  float m[kLanes], l[kLanes];         // lanes from num_rows on are there to be computed with, and mean nothing
 
   int last_position() const { return position[num_rows - 1]; }
+  int first_span() const { return first_key / kSpanKeys; }
+  bool sees(int span) const { return span >= first_span() && last_position() >= span * kSpanKeys; }
+};
+
+// The keys of a span that rows see: row r those from begin[r] to end[r], counted from the span's start.
+struct SpanKeys {
+  int first_tile, num_tiles;  // tiles [first_tile, num_tiles) are computed
+  int low_end;                // before this tile, some row does not see all keys below its end
+  int32_t begin[kMaxRows], end[kMaxRows];
 };
 
 // Where a span's result goes: it is stored there, or merged into the result of the spans before.
 struct SpanResult {
-  float *o, *m, *l;  // [num_rows][head_dim], [16], [16]: lanes of m and l are rows
+  float *o, *m, *l;  // [num_rows][v_dim], [16], [16]: lanes of m and l are rows
   bool merge;
 };
 
@@ -39,56 +58,76 @@ OCTAVO_INLINE F16 share_rows(F16 old_m, F16 span_m, Shares& shares) {
   return m;
 }
 
-template <class Tiles, int kRows, bool kPrefetch>
-static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, int num_tiles, const int32_t* valid_keys,
-                                                   const uint32_t* q, int head_dim, SpanBuffers& buffers,
-                                                   SpanResult result) {
+// Scores as they are compared: scaled by key, capped. NaN where a number that is not finite went in.
+static inline void adjust_scores(const SpanKeys& keys, const float* k_scales, float cap, float* scores) {
+  for (int tile = keys.first_tile; k_scales && tile < keys.num_tiles; tile++)
+    store(scores + tile * 16, mul(load(scores + tile * 16), load(k_scales + tile * 16)));
+  const F16 limit = set1(cap), factor = set1(2.88539008f / cap);
+  for (int tile = keys.first_tile; cap > 0.f && tile < keys.num_tiles; tile++)
+    store(scores + tile * 16, cap_lanes(load(scores + tile * 16), limit, factor));
+}
+
+// Hides the keys that a row does not see, and finds the largest score.
+template <int kWeighTiles>
+OCTAVO_INLINE float mask_scores(const SpanKeys& keys, int row, float* scores) {
+  const F16 nothing = set1(-__builtin_inff());
+  for (int tile = keys.first_tile; tile < keys.low_end; tile++) {
+    const int hidden = keys.begin[row] - tile * 16;
+    if (hidden > 0) store(scores + tile * 16, first_lanes(nothing, load(scores + tile * 16), hidden < 16 ? hidden : 16));
+  }
+  float* last = scores + (keys.num_tiles - 1) * 16;
+  const int seen = keys.end[row] - (keys.num_tiles - 1) * 16;
+  if (seen < 16) store(last, first_lanes(load(last), nothing, seen));
+  if (kWeighTiles > 1 && keys.first_tile % 2) store(scores + (keys.first_tile - 1) * 16, nothing);
+  if (kWeighTiles > 1 && keys.num_tiles % 2) store(scores + keys.num_tiles * 16, nothing);
+  F16 largest = set1(kLowestScore);
+  for (int i = keys.first_tile; i < keys.num_tiles; i++) largest = max(load(scores + i * 16), largest);  // skips a NaN
+  return max_lanes(largest);
+}
+
+template <class Tiles, int kRows, SpanMode kMode>
+static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
+                                                   const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
   constexpr int kWide = vectors_for(kRows);
+  constexpr bool kPrefetch = kMode == SpanMode::prefetch, kScaled = kMode == SpanMode::scaled;
   const uint8_t *const *k = tiles.k, *const *v = tiles.v, *const *next = tiles.next;
-  int tile = 0;
+  const int first = keys.first_tile, num_tiles = keys.num_tiles;
+  int tile = first;
   for (; tile + kWide <= num_tiles; tile += kWide)
-    Tiles::template scores<kRows, kWide, kPrefetch>(k + tile, next + tile, q, head_dim, buffers.scores, tile * 16);
+    Tiles::template scores<kRows, kWide, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, buffers.scores, tile * 16);
   for (; tile < num_tiles; tile++)
-    Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile, q, head_dim, buffers.scores, tile * 16);
+    Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, buffers.scores, tile * 16);
 
   alignas(64) float m[kLanes] = {}, l[kLanes] = {};
-  const F16 nothing = set1(-__builtin_inff());
   for (int row = 0; row < kRows; row++) {
-    float* scores = buffers.scores[row];
-    float* last = scores + (num_tiles - 1) * 16;
-    if (valid_keys[row] < 16) store(last, first_lanes(load(last), nothing, valid_keys[row]));
-    for (int i = num_tiles; i % Tiles::kWeighTiles; i++) store(scores + i * 16, nothing);
-    F16 largest = set1(kLowestScore);
-    for (int i = 0; i < num_tiles; i++) largest = max(load(scores + i * 16), largest);  // in this order: skips a NaN
-    m[row] = max_lanes(largest);
+    if (kScaled || rule.cap > 0.f) adjust_scores(keys, kScaled ? tiles.k_scales : nullptr, rule.cap, buffers.scores[row]);
+    m[row] = mask_scores<Tiles::kWeighTiles>(keys, row, buffers.scores[row]);
   }
   Shares shares;
   store(result.m, result.merge ? share_rows(load(result.m), load(m), shares) : load(m));
 
-  next += num_tiles;
+  next += num_tiles - first;
   const Shares* merge = result.merge ? &shares : nullptr;
-  const int num_vectors = head_dim / 16;
-  float* o = result.o;
+  const float* scales = kScaled ? tiles.v_scales : nullptr;
+  const int num_vectors = rule.v_dim / 16;
   int column = num_vectors < kWide ? 1 : kWide;
-  if (column == kWide)
-    Tiles::template values<kRows, kWide, kPrefetch, true>(v, next, num_tiles, buffers, m, head_dim, 0, o, merge);
-  else
-    Tiles::template values<kRows, 1, kPrefetch, true>(v, next, num_tiles, buffers, m, head_dim, 0, o, merge);
-  for (; column + kWide <= num_vectors; column += kWide)
-    Tiles::template values<kRows, kWide, kPrefetch, false>(v, next, num_tiles, buffers, m, head_dim, column, o, merge);
-  for (; column < num_vectors; column++)
-    Tiles::template values<kRows, 1, kPrefetch, false>(v, next, num_tiles, buffers, m, head_dim, column, o, merge);
+#define OCTAVO_VALUES(width, weigh, at) \
+  Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, scales, rule.v_dim, at, result.o, merge)
+  if (column == kWide) OCTAVO_VALUES(kWide, true, 0);
+  else OCTAVO_VALUES(1, true, 0);
+  for (; column + kWide <= num_vectors; column += kWide) OCTAVO_VALUES(kWide, false, column);
+  for (; column < num_vectors; column++) OCTAVO_VALUES(1, false, column);
+#undef OCTAVO_VALUES
   for (int row = 0; row < kRows; row++) l[row] = sum_lanes(load(buffers.sums[row]));
   store(result.l, merge ? merged(load(result.l), load(shares.old), load(l), load(shares.span)) : load(l));
 }
 
-template <class Tiles, bool kPrefetch>
-static void span_of_any_rows(int num_rows, const SpanTiles& tiles, int num_tiles, const int32_t* valid_keys,
-                             const uint32_t* q, int head_dim, SpanBuffers& buffers, SpanResult result) {
+template <class Tiles, SpanMode kMode>
+static void span_of_any_rows(int num_rows, const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
+                             const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
 #define OCTAVO_ROWS(n)                                                                                            \
   case n:                                                                                                         \
-    if constexpr (n <= kMaxRows)                                                                                  \
-      span_of_rows<Tiles, n, kPrefetch>(tiles, num_tiles, valid_keys, q, head_dim, buffers, result);              \
+    if constexpr (n <= kMaxRows) span_of_rows<Tiles, n, kMode>(tiles, keys, rule, q, buffers, result);            \
     break;
   switch (num_rows) {
     OCTAVO_ROWS(1)
@@ -114,64 +153,126 @@ static inline int take_rows(int left) {
 // Blocks that `rows` rows of one strip need at most.
 static inline int max_row_blocks(int rows) { return 3 * rows / (2 * kMaxRows) + 1; }
 
+constexpr int kMaxCutTiles = 3;  // two where the window begins, one where rows end
+
 struct ThreadBuffers {
   SpanBuffers span;
-  uint32_t* v_tile;     // [head_dim * 16], a cut V tile
+  alignas(64) float v_scales[kSpanKeys];
+  uint8_t* cut_tiles;  // [kMaxCutTiles], each v_dim * 64 bytes
 };
 
-// The span's part of a block of rows. `tiles` holds the tiles up to the block's last position or the span's end.
-template <class Tiles>
-static void attend_span(const RowBlock& block, int span, SpanTiles& tiles, bool prefetch, int head_dim,
-                        ThreadBuffers& buffers, SpanResult result) {
-  const int last_tile = block.last_position() / kTileTokens - span * kSpanTiles;
-  const int num_tiles = last_tile < kSpanTiles ? last_tile + 1 : kSpanTiles, num_rows = block.num_rows;
-  int32_t valid_keys[kMaxRows];  // of the last tile
-  for (int row = 0; row < num_rows; row++)
-    valid_keys[row] = last_tile < kSpanTiles ? block.position[row] % kTileTokens + 1 : kTileTokens;
-  const auto run = prefetch ? span_of_any_rows<Tiles, true> : span_of_any_rows<Tiles, false>;
-  if (valid_keys[0] == kTileTokens)
-    return run(num_rows, tiles, num_tiles, valid_keys, block.q, head_dim, buffers.span, result);
-
-  const uint8_t* whole = tiles.v[num_tiles - 1];
-  const bool poisoned = Tiles::cut_v(whole, buffers.v_tile, head_dim, valid_keys[0], valid_keys[num_rows - 1]);
-  tiles.v[num_tiles - 1] = reinterpret_cast<const uint8_t*>(buffers.v_tile);
-  if (!poisoned) {
-    run(num_rows, tiles, num_tiles, valid_keys, block.q, head_dim, buffers.span, result);
-  } else {  // a later token of the strip holds a NaN or an infinity, and 0 times that is not 0: each row by itself
-    for (int row = 0; row < num_rows; row++) {
-      float m[kLanes] = {result.m[row]}, l[kLanes] = {result.l[row]};
-      Tiles::cut_v(whole, buffers.v_tile, head_dim, 0, valid_keys[row]);
-      const SpanResult one = {result.o + row * head_dim, m, l, result.merge};
-      run(1, tiles, num_tiles, valid_keys + row, block.q + row * Tiles::kQueryWords, head_dim, buffers.span, one);
-      result.m[row] = m[0];
-      result.l[row] = l[0];
-    }
-    for (int row = num_rows; !result.merge && row < kLanes; row++) result.m[row] = result.l[row] = 0.f;
+static inline SpanKeys keys_of_rows(const RowBlock& block, int span, const SpanRule& rule) {
+  const int base = span * kSpanKeys;
+  SpanKeys keys;
+  for (int row = 0; row < block.num_rows; row++) {
+    const int begin = rule.first_key(block.position[row]) - base, end = block.position[row] + 1 - base;
+    keys.begin[row] = begin < 0 ? 0 : begin < kSpanKeys ? begin : kSpanKeys;
+    keys.end[row] = end < kSpanKeys ? end : kSpanKeys;
   }
-  tiles.v[num_tiles - 1] = whole;
+  const int last = block.num_rows - 1;
+  keys.first_tile = keys.begin[0] / kTileTokens;
+  keys.num_tiles = (keys.end[last] + kTileTokens - 1) / kTileTokens;
+  keys.low_end = (keys.begin[last] + kTileTokens - 1) / kTileTokens;
+  return keys;
+}
+
+// Replaces the tiles at the edges of what rows [first, last] of a block see by copies in which other tokens are 0.
+// True when a token that only some of these rows see holds a NaN or an infinity.
+template <class Tiles>
+static bool cut_edges(const SpanKeys& keys, int first, int last, int v_dim, const uint8_t* const* whole,
+                      ThreadBuffers& buffers, SpanTiles& tiles) {
+  bool poisoned = false;
+  int num_cuts = 0;
+  const bool cut_last = keys.end[first] < keys.num_tiles * kTileTokens;
+  for (int tile = keys.first_tile; tile < keys.num_tiles; tile++) {
+    if (tile >= keys.low_end && !(cut_last && tile == keys.num_tiles - 1)) continue;
+    const int base = tile * kTileTokens;
+    const TileCut cut = {keys.begin[first] - base, keys.end[last] - base, keys.begin[last] - base, keys.end[first] - base};
+    uint8_t* to = buffers.cut_tiles + static_cast<size_t>(num_cuts++) * v_dim * 64;
+    poisoned |= Tiles::cut_v(whole[tile], reinterpret_cast<uint32_t*>(to), v_dim, cut);
+    tiles.v[tile] = to;
+    if (tiles.v_scales) poisoned |= cut_scales(buffers.v_scales + base, cut);
+  }
+  return poisoned;
+}
+
+static inline void copy_scales(const float* from, const SpanKeys& keys, float* to) {
+  for (int tile = 0; tile < kSpanTiles; tile++)
+    store(to + tile * 16, tile >= keys.first_tile && tile < keys.num_tiles ? load(from + tile * 16) : zero());
+}
+
+// The span's part of a block of rows that sees it. `tiles` holds the tiles from the first to the last that they see.
+template <class Tiles>
+static void attend_span(const RowBlock& block, int span, const SpanTiles& span_tiles, SpanMode mode, const SpanRule& rule,
+                        ThreadBuffers& buffers, SpanResult result) {
+  const SpanKeys keys = keys_of_rows(block, span, rule);
+  const int last = block.num_rows - 1;
+  const auto run = mode == SpanMode::prefetch ? span_of_any_rows<Tiles, SpanMode::prefetch>
+                   : mode == SpanMode::scaled ? span_of_any_rows<Tiles, SpanMode::scaled>
+                                              : span_of_any_rows<Tiles, SpanMode::plain>;
+  if (!span_tiles.v_scales && keys.low_end <= keys.first_tile && keys.end[0] == keys.num_tiles * kTileTokens)
+    return run(block.num_rows, span_tiles, keys, rule, block.q, buffers.span, result);
+
+  SpanTiles tiles = span_tiles;
+  if (tiles.v_scales) {
+    copy_scales(span_tiles.v_scales, keys, buffers.v_scales);
+    tiles.v_scales = buffers.v_scales;
+  }
+  if (!cut_edges<Tiles>(keys, 0, last, rule.v_dim, span_tiles.v, buffers, tiles))
+    return run(block.num_rows, tiles, keys, rule, block.q, buffers.span, result);
+
+  // a token that only some rows see holds a NaN or an infinity, and 0 times that is not 0: each row by itself
+  for (int row = 0; row <= last; row++) {
+    SpanKeys one = keys;
+    one.begin[0] = keys.begin[row];
+    one.end[0] = keys.end[row];
+    if (tiles.v_scales) copy_scales(span_tiles.v_scales, keys, buffers.v_scales);
+    cut_edges<Tiles>(keys, row, row, rule.v_dim, span_tiles.v, buffers, tiles);
+    float m[kLanes] = {result.m[row]}, l[kLanes] = {result.l[row]};
+    const SpanResult part = {result.o + row * rule.v_dim, m, l, result.merge};
+    run(1, tiles, one, rule, block.q + row * Tiles::kQueryWords, buffers.span, part);
+    result.m[row] = m[0];
+    result.l[row] = l[0];
+  }
+  for (int row = last + 1; !result.merge && row < kLanes; row++) result.m[row] = result.l[row] = 0.f;
 }
 
 // Merges a span that was stored apart, with the same operations.
-static void merge_span(RowBlock& block, int head_dim, const SpanResult& span) {
+static void merge_span(RowBlock& block, int v_dim, const SpanResult& span) {
   Shares shares;
   store(block.m, share_rows(load(block.m), load(span.m), shares));
   store(block.l, merged(load(block.l), load(shares.old), load(span.l), load(shares.span)));
   for (int row = 0; row < block.num_rows; row++) {
     const F16 old = set1(shares.old[row]), share = set1(shares.span[row]);
-    float* o = block.o + row * head_dim;
-    const float* from = span.o + row * head_dim;
-    for (int d = 0; d < head_dim; d += 16) store(o + d, merged(load(o + d), old, load(from + d), share));
+    float* o = block.o + row * v_dim;
+    const float* from = span.o + row * v_dim;
+    for (int d = 0; d < v_dim; d += 16) store(o + d, merged(load(o + d), old, load(from + d), share));
   }
 }
 
-// Divides by the sum. Adding 0 makes -0 into +0: which of them a sum of zeros is depends on the rows beside it.
-static void finish_rows(const RowBlock& block, int head_dim, float* out) {
-  float factors[kLanes];
-  store(factors, div(set1(1.f), load(block.l)));
+// Divides by the sum of the weights and, where there is one, of the head's sink: a logit without a value.
+// Adding 0 makes -0 into +0: which of them a sum of zeros is depends on the rows beside it.
+static void finish_rows(const RowBlock& block, int v_dim, const float* sinks, int num_heads, const float* v_factors,
+                        float* out) {
+  alignas(64) float factors[kLanes];
+  F16 share = set1(1.f), sum = load(block.l);
+  if (sinks) {
+    alignas(64) float logits[kLanes] = {};
+    for (int row = 0; row < block.num_rows; row++) logits[row] = sinks[block.out_row[row] % num_heads] * 1.44269504f;
+    Shares shares;
+    share_rows(load(block.m), load(logits), shares);
+    share = load(shares.old);
+    sum = fma(sum, share, load(shares.span));
+  }
+  store(factors, div(share, sum));
   for (int row = 0; row < block.num_rows; row++) {
     const F16 factor = set1(factors[row]);
-    float* to = out + static_cast<size_t>(block.out_row[row]) * head_dim;
-    for (int d = 0; d < head_dim; d += 16) store(to + d, add(mul(load(block.o + row * head_dim + d), factor), zero()));
+    float* to = out + static_cast<size_t>(block.out_row[row]) * v_dim;
+    for (int d = 0; d < v_dim; d += 16) {
+      F16 value = mul(load(block.o + row * v_dim + d), factor);
+      if (v_factors) value = mul(value, load(v_factors + d));
+      store(to + d, add(value, zero()));
+    }
   }
 }
 

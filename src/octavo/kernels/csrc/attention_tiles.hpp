@@ -8,7 +8,7 @@ namespace OCTAVO_ISA {
 
 // A span: 256 keys at a multiple of 256. It is summed from scratch, and spans are merged in ascending order: the one
 // order of additions that a row knows, whoever computes which span.
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 256, kMaxLatentDim = 640;
 constexpr int kSpanTiles = 16, kSpanKeys = kSpanTiles * kTileTokens;
 
 struct SpanBuffers {
@@ -18,9 +18,14 @@ struct SpanBuffers {
 };
 
 // The tiles of a span, and what of the next one to ask the memory for meanwhile: half tiles in the order of addresses.
+// Tiles of formats with a scale for each token come with those: codes times scale is the value.
 struct SpanTiles {
   const uint8_t *k[kSpanTiles], *v[kSpanTiles], *next[2 * kSpanTiles];
+  const float *k_scales, *v_scales;  // [kSpanKeys] or null
 };
+
+// Prefetch: the next span's half tiles are asked for on the way. Scaled: tiles have scales, and no prefetch.
+enum class SpanMode { plain, prefetch, scaled };
 
 // What the spans before (old) and a new span contribute to a row: 2^(their maximum - the new maximum).
 struct Shares {
@@ -47,11 +52,18 @@ OCTAVO_INLINE void store_values(const F16 (&sum)[kRows][kVectors], float* out, i
   }
 }
 
-// Copies a V tile ([16 / kPerWord][words] 32-bit words), keeping only its first `last` tokens: the others become 0.
-// True when a token in [first, last) holds a NaN or an infinity.
+// Tokens of a tile: those in [first, end) are kept; of them, all rows see those in [first_common, end_common).
+struct TileCut {
+  int first, end, first_common, end_common;
+  bool keeps(int token) const { return token >= first && token < end; }
+  bool checks(int token) const { return keeps(token) && !(token >= first_common && token < end_common); }
+};
+
+// Copies a V tile ([16 / kPerWord][words] 32-bit words); tokens that are not kept become 0.
+// True when a token that only some rows see holds a NaN or an infinity.
 template <int kPerWord>
-static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int first, int last) {
-  static_assert(kPerWord <= 2, "f32 and bf16; other formats hold no NaN");
+static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, const TileCut& cut) {
+  static_assert(kPerWord <= 2, "f32 and bf16");
   constexpr uint32_t exponent = kPerWord == 2 ? 0x7f807f80u : 0x7f800000u;
   constexpr uint32_t lowest = kPerWord == 2 ? 0x00800080u : 0x00800000u;  // added to an exponent of all ones: carries
   constexpr uint32_t sign = kPerWord == 2 ? 0x80008000u : 0x80000000u;    // into here
@@ -60,10 +72,9 @@ static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int f
   for (int row = 0; row < kTileTokens / kPerWord; row++) {
     uint32_t keep = 0, check = 0;
     for (int part = 0; part < kPerWord; part++) {
-      const int token = row * kPerWord + part;
       const uint32_t mask = kPerWord == 1 ? 0xffffffffu : 0xffffu << (16 * part);
-      if (token < last) keep |= mask;
-      if (token < last && token >= first) check |= mask & exponent;
+      if (cut.keeps(row * kPerWord + part)) keep |= mask;
+      if (cut.checks(row * kPerWord + part)) check |= mask & exponent;
     }
     const uint8_t* from = source + static_cast<size_t>(row) * words * 4;
     uint32_t* to = target + static_cast<size_t>(row) * words;
@@ -78,6 +89,16 @@ static bool cut_v_tile(const uint8_t* source, uint32_t* target, int words, int f
   uint32_t any = 0;
   for (int i = 0; i < 16; i++) any |= found[i];
   return any != 0;
+}
+
+// The same for the scales of a tile's tokens, in place.
+static bool cut_scales(float* scales, const TileCut& cut) {
+  bool found = false;
+  for (int token = 0; token < kTileTokens; token++) {
+    found |= cut.checks(token) && !(scales[token] - scales[token] == 0.f);
+    if (!cut.keeps(token)) scales[token] = 0.f;
+  }
+  return found;
 }
 
 }  // namespace OCTAVO_ISA

@@ -16,11 +16,12 @@ struct Bf16Words {
 };
 
 // K tile [head_dim / kPerWord][16] words, V tile [16 / kPerWord][head_dim] words.
-template <class Words>
+template <class Words, int kMaxDim>
 struct WidenedTiles {
   static constexpr int kPerWord = Words::kPerWord;
 
-  static constexpr int kQueryWords = kMaxHeadDim;  // between two rows of packed queries: f32
+  static constexpr int kQueryWords = kMaxDim;  // between two rows of packed queries: f32
+  static constexpr int kItemBytes = 4 / kPerWord;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
     for (int d = 0; d < head_dim; d += 16) store(reinterpret_cast<float*>(q) + d, mul(load(x + d), scale));
@@ -53,14 +54,14 @@ struct WidenedTiles {
 
   static constexpr int kWeighTiles = 1;  // weighed together
 
-  // Scores of all rows become weights 2^(score - max), for one tile, and are summed.
+  // Scores of all rows become weights 2^(score - max), for one tile, and are summed; then scales are multiplied in.
   template <int kRows>
-  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, const float* max_scores) {
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* max_scores, const float* scales) {
     for (int r = 0; r < kRows; r++) {
       float* scores = buffers.scores[r] + tile * 16;
       const F16 weights = weight_exp2<false>(sub(load(scores), set1(max_scores[r])));
-      store(scores, weights);
-      store(buffers.sums[r], add(tile == 0 ? zero() : load(buffers.sums[r]), weights));
+      store(scores, scales ? mul(weights, load(scales + tile * 16)) : weights);
+      store(buffers.sums[r], add(is_first ? zero() : load(buffers.sums[r]), weights));
     }
   }
 
@@ -68,20 +69,21 @@ struct WidenedTiles {
   // With kWeigh the weights are made on the way: in between, they take units that multiply-adds leave idle.
   // With shares, the result is merged into out.
   template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
-  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int num_tiles, SpanBuffers& buffers,
-                            const float* max_scores, int head_dim, int column, float* out, const Shares* shares) {
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
+                            SpanBuffers& buffers, const float* max_scores, const float* scales, int head_dim, int column,
+                            float* out, const Shares* shares) {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
-    for (int tile = 0; tile < num_tiles; tile++) {
-      if (kWeigh) weigh<kRows>(buffers, tile, max_scores);
+    for (int tile = first_tile; tile < num_tiles; tile++) {
+      if (kWeigh) weigh<kRows>(buffers, tile, tile == first_tile, max_scores, scales);
       const uint8_t* value = v[tile] + column * 64;
       for (int word = 0; word < kTileTokens / kPerWord; word++, value += head_dim * 4) {
         for (int part = 0; part < kPerWord; part++) {
           F16 x[kVectors];
           for (int c = 0; c < kVectors; c++) {
             x[c] = Words::part(value + c * 64, part);
-            if (kPrefetch && part == 0) prefetch_line(next[tile], word * (head_dim / 16) + column + c);
+            if (kPrefetch && part == 0) prefetch_line(next[tile - first_tile], word * (head_dim / 16) + column + c);
           }
           for (int r = 0; r < kRows; r++) {
             const F16 weight = set1(buffers.scores[r][tile * 16 + word * kPerWord + part]);
@@ -93,8 +95,8 @@ struct WidenedTiles {
     store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares);
   }
 
-  static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, int first, int last) {
-    return cut_v_tile<kPerWord>(source, target, head_dim, first, last);
+  static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, const TileCut& cut) {
+    return cut_v_tile<kPerWord>(source, target, head_dim, cut);
   }
 };
 

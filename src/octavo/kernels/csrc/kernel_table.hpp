@@ -7,11 +7,14 @@
 
 namespace octavo {
 
-enum class WeightsDtype : int { f32 = 0, bf16 = 1 };
+enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4 };
 enum class KVFormat : int { f32 = 0, bf16 = 1 };
 
+enum class Activation : int { relu = 0, gelu = 1, gelu_tanh = 2, sigmoid = 3 };
+enum class Gate : int { gelu = 0, gelu_tanh = 1, clamped_swiglu = 2 };
+
 // Weights in panels of 16 outputs, inputs padded with zeros.
-// f32: [panel][num_inputs][16]; bf16: [panel][num_inputs_padded / 2][16][2]. bias: [num_panels * 16], zeros where none.
+// f32: [panel][num_inputs][16]; bf16: [panel][num_inputs_padded / 2][16][2]; others: weight_groups.hpp. bias: [num_panels * 16], zeros where none.
 struct LinearWeights {
   const void* weights;
   const float* bias;  // null: none
@@ -28,11 +31,19 @@ struct LinearArgs {
   void* scratch;   // linear_scratch_bytes(weights, num_rows) bytes, 64-byte aligned
 };
 
+struct RotateArgs {
+  float* heads;              // [num_rows, num_heads, head_dim], rotated in place
+  const int32_t* positions;  // [num_rows]
+  const float *cos, *sin;    // [max_positions, half]
+  int num_rows, num_heads, head_dim, half, first;
+};
+
 struct KVLayerArgs {
   uint8_t* pool;
   int64_t block_bytes, layer_offset;
   int block_size, num_kv_heads, head_dim;
   KVFormat format;
+  bool is_latent;  // one vector a token, which is K and, as far as its first numbers go, V
 };
 
 struct BatchArgs {
@@ -54,14 +65,25 @@ struct RopeWriteArgs {
   float norm_eps;
 };
 
+struct LatentWriteArgs {
+  const float* latent;  // [num_tokens, head_dim]
+  BatchArgs batch;
+  KVLayerArgs kv;
+  int num_tokens;
+};
+
+// Of paged_attention (v_dim is head_dim) and of latent_attention (v_dim is rank: the first numbers of a latent).
 struct AttentionArgs {
   const float* q;  // [num_tokens, num_heads, head_dim]
   BatchArgs batch;
   KVLayerArgs kv;
-  float* out;  // [num_tokens, num_heads, head_dim]
-  int num_tokens, num_heads;
+  float* out;  // [num_tokens, num_heads, v_dim]
+  int num_tokens, num_heads, v_dim;
   float scale;
-  void* scratch;  // attention_scratch_bytes(args, num_threads) bytes, 64-byte aligned
+  int window;          // keys that a row sees at most; 0: all
+  float softcap;       // 0: none
+  const float* sinks;  // [num_heads] or null
+  void* scratch;       // attention_scratch_bytes or latent_scratch_bytes, 64-byte aligned
 };
 
 struct KernelTable {
@@ -71,9 +93,18 @@ struct KernelTable {
   void (*embedding)(ThreadPool&, const LinearWeights&, const int32_t* token_ids, int num_rows, float* out);
   void (*rms_norm)(ThreadPool&, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
   void (*silu_mul)(ThreadPool&, const float* gate_up, int num_rows, int width, float* out);
+  void (*layer_norm)(ThreadPool&, const float* x, const float* weight, const float* bias, float eps, int num_rows, int width, float* out);
+  void (*activation)(ThreadPool&, const float* x, Activation kind, int num_rows, int width, float* out);
+  void (*gated_activation)(ThreadPool&, const float* gate_up, Gate kind, float limit, int num_rows, int width, float* out);
+  void (*softmax)(ThreadPool&, const float* x, int num_rows, int width, float* out);
+  void (*soft_cap)(ThreadPool&, const float* x, float cap, int num_rows, int width, float* out);
+  void (*rotate)(ThreadPool&, const RotateArgs&);
   void (*rope_write)(ThreadPool&, const RopeWriteArgs&);
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*paged_attention)(ThreadPool&, const AttentionArgs&);
+  void (*latent_write)(ThreadPool&, const LatentWriteArgs&);
+  size_t (*latent_scratch_bytes)(const AttentionArgs&, int num_threads);
+  void (*latent_attention)(ThreadPool&, const AttentionArgs&);
 };
 
 }  // namespace octavo

@@ -1,4 +1,5 @@
-// Where the tiles of a layer lie: 16 tokens of one KV head, [K tile | V tile] (kv_formats/layout.py).
+// Where the tiles of a layer lie: 16 tokens of one KV head, [K tile | V tile] (kv_formats/layout.py); of a latent layer
+// [K tile] alone.
 #pragma once
 #include "kernel_table.hpp"
 
@@ -8,14 +9,28 @@ namespace OCTAVO_ISA {
 constexpr int kTileTokens = 16;
 
 static inline int kv_item_bytes(KVFormat format) { return format == KVFormat::f32 ? 4 : 2; }
-// Bytes of a K tile, and of a V tile.
-static inline int64_t half_tile_bytes(const KVLayerArgs& kv) {
-  return static_cast<int64_t>(kTileTokens) * kv.head_dim * kv_item_bytes(kv.format);
+
+struct TileLayout {
+  int64_t v_offset, bytes;
+};
+
+static inline TileLayout tile_layout(const KVLayerArgs& kv) {
+  const int64_t k_bytes = static_cast<int64_t>(kTileTokens) * kv.head_dim * kv_item_bytes(kv.format);
+  return {k_bytes, kv.is_latent ? k_bytes : 2 * k_bytes};
 }
-// First tile of one KV head in a block; the block's other tiles of this head follow, 2 * half_tile_bytes apart.
-static inline uint8_t* head_tiles(const KVLayerArgs& kv, int32_t block_id, int kv_head) {
+
+// First tile of one KV head in a block; the block's other tiles of this head follow each other.
+static inline uint8_t* head_tiles(const KVLayerArgs& kv, const TileLayout& layout, int32_t block_id, int kv_head) {
   const int64_t tile = static_cast<int64_t>(kv_head) * (kv.block_size / kTileTokens);
-  return kv.pool + block_id * kv.block_bytes + kv.layer_offset + tile * 2 * half_tile_bytes(kv);
+  return kv.pool + block_id * kv.block_bytes + kv.layer_offset + tile * layout.bytes;
+}
+
+// The tile of a position of a sequence.
+static inline uint8_t* tile_at(const KVLayerArgs& kv, const TileLayout& layout, const BatchArgs& batch, int sequence,
+                               int position, int kv_head) {
+  const int32_t* table = batch.block_table + static_cast<size_t>(sequence) * batch.max_blocks;
+  const int inside = position % kv.block_size / kTileTokens;
+  return head_tiles(kv, layout, table[position / kv.block_size], kv_head) + inside * layout.bytes;
 }
 
 }  // namespace OCTAVO_ISA

@@ -1,8 +1,7 @@
 // Per token: RMS norm of the q and k heads where the model has it, rotation, and K and V into their slot of the pool.
-// Two tokens of one tile may be written by different threads: every store touches bytes of its own token only.
-#include "kv_tile.hpp"
+#include "batch_rows.hpp"
+#include "kv_encode.hpp"
 #include "ops.hpp"
-#include "simd.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -10,7 +9,6 @@ namespace OCTAVO_ISA {
 namespace {
 
 constexpr int kMaxHeadDim = 256;
-constexpr int kPieceTokens = 16;
 
 // x / sqrt(mean(x * x) + eps) * weight
 void normalise(const float* x, const float* weight, float eps, int head_dim, float* out) {
@@ -30,28 +28,6 @@ void rotate(const float* x, const float* cos, const float* sin, int half, int he
   for (int d = 2 * half; d < head_dim; d++) out[d] = x[d];
 }
 
-// tile [K tile | V tile], slot 0 .. 15
-void write_f32(const float* k, const float* v, int head_dim, int slot, uint8_t* tile) {
-  float* k_tile = reinterpret_cast<float*>(tile);          // [head_dim][16]
-  float* v_tile = k_tile + head_dim * kTileTokens;         // [16][head_dim]
-  for (int d = 0; d < head_dim; d++) k_tile[d * kTileTokens + slot] = k[d];
-  for (int d = 0; d < head_dim; d++) v_tile[slot * head_dim + d] = v[d];
-}
-
-void write_bf16(const float* k, const float* v, int head_dim, int slot, uint8_t* tile) {
-  uint16_t* k_tile = reinterpret_cast<uint16_t*>(tile);    // [head_dim / 2][16][2]
-  uint16_t* v_tile = k_tile + head_dim * kTileTokens;      // [8][head_dim][2]
-  uint16_t bits[kMaxHeadDim];
-  for (int d = 0; d < head_dim; d++) bits[d] = to_bf16(k[d]);
-  for (int d = 0; d < head_dim; d += 2) {
-    k_tile[d * kTileTokens + slot * 2] = bits[d];
-    k_tile[d * kTileTokens + slot * 2 + 1] = bits[d + 1];
-  }
-  for (int d = 0; d < head_dim; d++) bits[d] = to_bf16(v[d]);
-  uint16_t* v_row = v_tile + slot / 2 * head_dim * 2 + slot % 2;
-  for (int d = 0; d < head_dim; d++) v_row[d * 2] = bits[d];
-}
-
 void write_token(const RopeWriteArgs& args, int sequence, int row, int position) {
   const KVLayerArgs& kv = args.kv;
   const int head_dim = kv.head_dim, half = args.half_rotary_dim;
@@ -67,45 +43,20 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
     if (args.q_norm) normalise(q, args.q_norm, args.norm_eps, head_dim, normal);
     rotate(args.q_norm ? normal : q, cos, sin, half, head_dim, out_q);
   }
-  const int slot = position % kv.block_size;
-  const int32_t* table = args.batch.block_table + static_cast<size_t>(sequence) * args.batch.max_blocks;
-  const int32_t block_id = table[position / kv.block_size];
+  const TileLayout layout = tile_layout(kv);
+  const int slot = position % kTileTokens;
   for (int head = 0; head < kv.num_kv_heads; head++, k += head_dim, v += head_dim) {
     if (args.k_norm) normalise(k, args.k_norm, args.norm_eps, head_dim, normal);
     rotate(args.k_norm ? normal : k, cos, sin, half, head_dim, rotated);
-    uint8_t* tile = head_tiles(kv, block_id, head) + slot / kTileTokens * 2 * half_tile_bytes(kv);
-    const auto write = kv.format == KVFormat::f32 ? write_f32 : write_bf16;
-    write(rotated, v, head_dim, slot % kTileTokens, tile);
-  }
-}
-
-// The last sequence that begins at or before a row; of several that begin there, the last has rows.
-int sequence_of(const BatchArgs& batch, int row) {
-  int low = 0, high = batch.num_sequences - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (batch.query_start[middle] <= row) low = middle;
-    else high = middle - 1;
-  }
-  return low;
-}
-
-void run_piece(void* context, int piece, int) {
-  const RopeWriteArgs& args = *static_cast<const RopeWriteArgs*>(context);
-  const int first = piece * kPieceTokens;
-  const int end = first + kPieceTokens < args.num_tokens ? first + kPieceTokens : args.num_tokens;
-  int sequence = sequence_of(args.batch, first);
-  for (int row = first; row < end; row++) {
-    while (row >= args.batch.query_start[sequence + 1]) sequence++;
-    write_token(args, sequence, row, args.batch.start_position[sequence] + row - args.batch.query_start[sequence]);
+    uint8_t* tile = tile_at(kv, layout, args.batch, sequence, position, head);
+    encode_k(kv.format, rotated, head_dim, slot, tile);
+    encode_v(kv.format, v, head_dim, slot, tile + layout.v_offset);
   }
 }
 
 }  // namespace
 
-void rope_write(ThreadPool& pool, const RopeWriteArgs& args) {
-  pool.run((args.num_tokens + kPieceTokens - 1) / kPieceTokens, run_piece, const_cast<RopeWriteArgs*>(&args));
-}
+void rope_write(ThreadPool& pool, const RopeWriteArgs& args) { for_each_row<RopeWriteArgs, write_token>(pool, args); }
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -1,0 +1,288 @@
+// Attention of any rows (prefill, chunks, decode, mixed) over tiles in blocks: what paged and latent attention share.
+// See attention_span.hpp for the order of the additions, attention_plan.hpp for the pieces of work.
+//
+// A form says how tiles are computed with: `Tiles`, the arithmetic; `kMode` of spans that are not prefetched; and, where
+// tiles are not read as they lie (kPrepares), `prepare`, which makes those of a span in a thread's memory.
+#pragma once
+#include "attention_plan.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// Tiles as they lie in the pool.
+template <class Arithmetic>
+struct PlainForm {
+  using Tiles = Arithmetic;
+  static constexpr bool kPrepares = false;
+  static constexpr SpanMode kMode = SpanMode::plain;
+};
+
+namespace {
+
+// Hands out parts of the scratch memory; with a null base it only counts.
+struct Carver {
+  uint8_t* base;
+  size_t used;
+
+  template <class T>
+  T* take(size_t count) {
+    T* found = base ? reinterpret_cast<T*>(base + used) : nullptr;
+    used += (count * sizeof(T) + 63) / 64 * 64;
+    return found;
+  }
+};
+
+// Room for the tiles of a span, as a form's `prepare` makes them.
+struct PreparedTiles {
+  uint8_t *k, *v;              // [kSpanTiles][16 * k_dim or v_dim * 4 bytes at most]
+  float *k_scales, *v_scales;  // [kSpanKeys]
+};
+
+// The tiles of a span that rows see, where they lie: those from `first` to `end`.
+struct TileRange {
+  int first, end;
+  const uint8_t* at[kSpanTiles];
+  int count() const { return end - first; }
+};
+
+struct ThreadSpace {
+  ThreadBuffers* buffers;
+  RowBlock* blocks;
+  uint32_t* q;  // [max_rows][Tiles::kQueryWords]
+  float* o;     // [max_rows][v_dim]
+  PreparedTiles prepared;
+};
+
+struct Work {
+  const AttentionArgs* args;
+  TileLayout layout;
+  AttentionPlan plan;
+  int num_threads;
+  Piece* pieces;
+  int32_t* counters;  // pieces of the same rows that have not ended
+  float* partials;
+  uint8_t* threads;
+  size_t thread_bytes;
+};
+
+template <class Form>
+ThreadSpace carve_thread(Carver& carver, const AttentionPlan& plan) {
+  ThreadSpace space;
+  const size_t row_floats = static_cast<size_t>(plan.max_rows) * plan.rule.v_dim;
+  // every 16 tokens begin a new strip, and a piece may begin and end inside one
+  const size_t num_blocks = static_cast<size_t>(plan.piece_tokens / 16 + 1) * max_row_blocks(16 * plan.group);
+  space.buffers = carver.take<ThreadBuffers>(1);
+  uint8_t* cut_tiles = carver.take<uint8_t>(static_cast<size_t>(plan.rule.v_dim) * 64 * kMaxCutTiles);
+  space.blocks = carver.take<RowBlock>(num_blocks);
+  space.q = carver.take<uint32_t>(static_cast<size_t>(plan.max_rows) * Form::Tiles::kQueryWords);
+  space.o = carver.take<float>(row_floats);
+  if constexpr (Form::kPrepares) {
+    constexpr size_t item_bytes = Form::Tiles::kItemBytes;
+    space.prepared.k = carver.take<uint8_t>(plan.rule.k_dim * item_bytes * kSpanKeys);
+    space.prepared.v = carver.take<uint8_t>(plan.rule.v_dim * item_bytes * kSpanKeys);
+    space.prepared.k_scales = carver.take<float>(kSpanKeys);
+    space.prepared.v_scales = carver.take<float>(kSpanKeys);
+  }
+  if (carver.base) space.buffers->cut_tiles = cut_tiles;
+  return space;
+}
+
+template <class Form>
+size_t carve(Carver carver, const AttentionPlan& plan, int num_threads, Work& work) {
+  Carver thread = {nullptr, 0};
+  carve_thread<Form>(thread, plan);
+  work.thread_bytes = (thread.used + 4095) / 4096 * 4096;
+  work.threads = carver.take<uint8_t>(work.thread_bytes * num_threads);
+  work.pieces = carver.take<Piece>(plan.num_pieces);
+  work.counters = carver.take<int32_t>(plan.num_counters);
+  work.partials = carver.take<float>(plan.num_partials);
+  return carver.used;
+}
+
+// Cuts a piece's rows into blocks: strip by strip, within a strip token by token and head by head.
+template <class Form>
+int make_blocks(const AttentionArgs& args, const SpanRule& rule, const Piece& piece, ThreadSpace& space) {
+  const int row0 = args.batch.query_start[piece.sequence] + piece.first_token;
+  const int first = args.batch.start_position[piece.sequence] + piece.first_token, end = first + piece.num_tokens;
+  int num_blocks = 0, num_rows = 0;
+  for (int strip = first; strip < end;) {
+    const int next = (strip / 16 + 1) * 16 < end ? (strip / 16 + 1) * 16 : end;
+    for (int row = 0, left = (next - strip) * piece.num_heads; left > 0;) {
+      RowBlock& block = space.blocks[num_blocks++];
+      block.num_rows = take_rows(left);
+      block.q = space.q + static_cast<size_t>(num_rows) * Form::Tiles::kQueryWords;
+      block.o = space.o + static_cast<size_t>(num_rows) * rule.v_dim;
+      for (int i = 0; i < block.num_rows; i++, row++) {
+        const int position = strip + row / piece.num_heads;
+        block.position[i] = position;
+        block.out_row[i] = (row0 + position - first) * args.num_heads + piece.first_head + row % piece.num_heads;
+      }
+      block.first_key = rule.first_key(block.position[0]);
+      num_rows += block.num_rows;
+      left -= block.num_rows;
+    }
+    strip = next;
+  }
+  return num_blocks;
+}
+
+template <class Tiles>
+void pack_queries(const AttentionArgs& args, const ThreadSpace& space, int num_blocks) {
+  const int head_dim = args.kv.head_dim;
+  const F16 scale = set1(args.scale * 1.44269504f);  // weights are powers of 2
+  for (int i = 0; i < num_blocks; i++) {
+    const RowBlock& block = space.blocks[i];
+    for (int row = 0; row < block.num_rows; row++) {
+      const float* q = args.q + static_cast<size_t>(block.out_row[row]) * head_dim;
+      Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
+    }
+  }
+}
+
+TileRange find_tiles(const Work& work, const Piece& piece, int span) {
+  const AttentionArgs& args = *work.args;
+  const int start = args.batch.start_position[piece.sequence] + piece.first_token, last = start + piece.num_tokens - 1;
+  const int base = span * kSpanTiles, first = work.plan.rule.first_key(start) / kTileTokens - base;
+  TileRange range;
+  range.first = first > 0 ? first : 0;
+  range.end = last / kTileTokens + 1 - base < kSpanTiles ? last / kTileTokens + 1 - base : kSpanTiles;
+  const int block_tiles = args.kv.block_size / kTileTokens;
+  const int32_t* table = args.batch.block_table + static_cast<size_t>(piece.sequence) * args.batch.max_blocks;
+  int block = (base + range.first) / block_tiles, inside = (base + range.first) % block_tiles;
+  for (int i = range.first; i < range.end; block++, inside = 0) {
+    const uint8_t* tile = head_tiles(args.kv, work.layout, table[block], piece.kv_head) + inside * work.layout.bytes;
+    for (; inside < block_tiles && i < range.end; inside++, tile += work.layout.bytes) range.at[i++] = tile;
+  }
+  return range;
+}
+
+// What this thread will probably read after `span`: the piece's next span, or that of the piece it takes then.
+TileRange find_next_tiles(const Work& work, int piece_index, int span) {
+  const Piece& piece = work.pieces[piece_index];
+  if (span + 1 < piece.end_span) return find_tiles(work, piece, span + 1);
+  const int next = piece_index + work.num_threads;
+  if (next >= work.plan.num_pieces) return TileRange{0, 0, {}};
+  return find_tiles(work, work.pieces[next], work.pieces[next].first_span);
+}
+
+// Half tiles of `next`, in the order of addresses, to be asked for while `count` tiles are computed.
+void set_next(const TileLayout& layout, const TileRange& next, int count, const uint8_t* nothing, const uint8_t** to) {
+  if (layout.v_offset == layout.bytes) {  // no V tiles: asked for while scores are computed
+    for (int i = 0; i < 2 * count; i++) to[i] = i < count && i < next.count() ? next.at[next.first + i] : nothing;
+    return;
+  }
+  for (int i = 0; i < 2 * count; i++)
+    to[i] = i / 2 < next.count() ? next.at[next.first + i / 2] + i % 2 * layout.v_offset : nothing;
+}
+
+inline void prefetch_tiles(const TileLayout& layout, const TileRange& range) {
+  for (int i = range.first; i < range.end; i++)
+    for (int line = 0; line < layout.bytes / 64; line++) prefetch_line(range.at[i], line);
+}
+
+SpanResult partial_of(const Work& work, const Piece& piece, int span, const RowBlock& block, int block_index,
+                      const float* first_o) {
+  float* base = work.partials + piece.partials +
+                static_cast<int64_t>(span - piece.rows_span) * max_partial_floats(work.plan, piece.num_tokens);
+  float* sums = base + 2 * kLanes * block_index;
+  const int num_blocks = 2 * max_row_blocks(piece.num_tokens * work.plan.group);
+  return {base + 2 * kLanes * num_blocks + (block.o - first_o), sums, sums + kLanes, false};
+}
+
+void set_first_span(RowBlock& block, int v_dim, SpanResult result) {
+  store(block.m, load(result.m));
+  store(block.l, load(result.l));
+  std::memcpy(block.o, result.o, sizeof(float) * block.num_rows * v_dim);
+}
+
+// The last piece of its rows merges all of their spans.
+void merge_partials(const Work& work, const Piece& piece, ThreadSpace& space, int num_blocks) {
+  const int v_dim = work.plan.rule.v_dim;
+  for (int i = 0; i < num_blocks; i++) {
+    RowBlock& block = space.blocks[i];
+    const int first = block.first_span();
+    set_first_span(block, v_dim, partial_of(work, piece, first, block, i, space.o));
+    for (int span = first + 1; block.sees(span); span++)
+      merge_span(block, v_dim, partial_of(work, piece, span, block, i, space.o));
+  }
+}
+
+constexpr int kPrefetchTokens = 4;  // a piece with more rows computes longer on a span than it waits for it
+
+// One span of a piece: its tiles, prepared or as they lie, and all blocks of rows that see it.
+template <class Form>
+void run_span(const Work& work, const Piece& piece, int span, const TileRange& range, const TileRange* next,
+              ThreadSpace& space, int num_blocks) {
+  SpanTiles tiles;
+  tiles.k_scales = tiles.v_scales = nullptr;
+  if constexpr (Form::kPrepares) {
+    Form::prepare(work.args->kv, work.plan.rule, range, next, space.prepared, tiles);
+  } else {
+    for (int i = range.first; i < range.end; i++) {
+      tiles.k[i] = range.at[i];
+      tiles.v[i] = range.at[i] + work.layout.v_offset;
+    }
+  }
+  const bool prefetch = next && Form::kMode == SpanMode::plain;
+  bool asked = !prefetch;
+  for (int i = 0; i < num_blocks; i++) {
+    RowBlock& block = space.blocks[i];
+    if (!block.sees(span)) continue;
+    if (!asked) set_next(work.layout, *next, range.count(), reinterpret_cast<const uint8_t*>(space.q), tiles.next);
+    const SpanResult result = piece.is_whole() ? SpanResult{block.o, block.m, block.l, span > block.first_span()}
+                                               : partial_of(work, piece, span, block, i, space.o);
+    attend_span<typename Form::Tiles>(block, span, tiles, asked ? Form::kMode : SpanMode::prefetch, work.plan.rule,
+                                      *space.buffers, result);
+    asked = true;
+  }
+}
+
+template <class Form>
+void run_piece(void* context, int piece_index, int thread) {
+  const Work& work = *static_cast<const Work*>(context);
+  const AttentionArgs& args = *work.args;
+  const Piece& piece = work.pieces[piece_index];
+  Carver carver = {work.threads + work.thread_bytes * thread, 0};
+  ThreadSpace space = carve_thread<Form>(carver, work.plan);
+  const int num_blocks = make_blocks<Form>(args, work.plan.rule, piece, space);
+  pack_queries<typename Form::Tiles>(args, space, num_blocks);
+
+  const bool prefetch = piece.num_tokens <= kPrefetchTokens;
+  TileRange range = find_tiles(work, piece, piece.first_span), next;
+  if (prefetch && piece_index < work.num_threads) prefetch_tiles(work.layout, range);  // nobody asked for these yet
+  for (int span = piece.first_span; span < piece.end_span; span++) {
+    if (prefetch) next = find_next_tiles(work, piece_index, span);
+    else if (span + 1 < piece.end_span) next = find_tiles(work, piece, span + 1);
+    run_span<Form>(work, piece, span, range, prefetch ? &next : nullptr, space, num_blocks);
+    range = next;
+  }
+  if (!piece.is_whole()) {
+    if (__atomic_sub_fetch(&work.counters[piece.counter], 1, __ATOMIC_ACQ_REL) != 0) return;
+    merge_partials(work, piece, space, num_blocks);
+  }
+  for (int i = 0; i < num_blocks; i++)
+    finish_rows(space.blocks[i], args.v_dim, args.sinks, args.num_heads, nullptr, args.out);
+}
+
+template <class Form>
+size_t scratch_bytes_of(const AttentionArgs& args, int num_threads) {
+  Work work;
+  return carve<Form>(Carver{nullptr, 0}, plan_attention(args, num_threads), num_threads, work);
+}
+
+template <class Form>
+void run_attention(ThreadPool& pool, const AttentionArgs& args) {
+  Work work;
+  work.args = &args;
+  work.layout = tile_layout(args.kv);
+  work.num_threads = pool.num_threads();
+  work.plan = plan_attention(args, work.num_threads);
+  carve<Form>(Carver{static_cast<uint8_t*>(args.scratch), 0}, work.plan, work.num_threads, work);
+  order_pieces(args, work.plan, work.pieces, work.counters);
+  pool.run(work.plan.num_pieces, run_piece<Form>, &work);
+}
+
+}  // namespace
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

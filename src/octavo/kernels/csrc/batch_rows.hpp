@@ -1,0 +1,40 @@
+// Rows of a step on the pool, a few to a piece, each with its sequence and position.
+#pragma once
+#include "kernel_table.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+constexpr int kRowsPerPiece = 16;
+
+// The last sequence that begins at or before a row; of several that begin there, the last has rows.
+static inline int sequence_of(const BatchArgs& batch, int row) {
+  int low = 0, high = batch.num_sequences - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (batch.query_start[middle] <= row) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// Calls `row_fn(args, sequence, row, position)` for every row of a piece.
+template <class Args, void (*row_fn)(const Args&, int, int, int)>
+static void run_rows(void* context, int piece, int) {
+  const Args& args = *static_cast<const Args*>(context);
+  const int first = piece * kRowsPerPiece;
+  const int end = first + kRowsPerPiece < args.num_tokens ? first + kRowsPerPiece : args.num_tokens;
+  int sequence = sequence_of(args.batch, first);
+  for (int row = first; row < end; row++) {
+    while (row >= args.batch.query_start[sequence + 1]) sequence++;
+    row_fn(args, sequence, row, args.batch.start_position[sequence] + row - args.batch.query_start[sequence]);
+  }
+}
+
+template <class Args, void (*row_fn)(const Args&, int, int, int)>
+static void for_each_row(ThreadPool& pool, const Args& args) {
+  pool.run((args.num_tokens + kRowsPerPiece - 1) / kRowsPerPiece, run_rows<Args, row_fn>, const_cast<Args*>(&args));
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo
