@@ -49,6 +49,8 @@ def _check_keep(request: Request, spec: KVSpec) -> None:
         raise InvalidRequestError(f"{name} keeps the tokens of one text; it goes with n 1 and without beam search")
     if spec.has_windows:
         raise InvalidRequestError(f"{name} cannot be had with a model that has attention windows of its own")
+    if any(group.kind != "pair" for group in spec.groups):
+        raise InvalidRequestError(f"{name} cannot be had with a model that keeps latents")
 
 
 def _check_branches(request: Request, config: SchedulerConfig, vocab_size: int | None) -> None:
