@@ -68,6 +68,11 @@ FLAGS: dict[str, Flag] = {
         "Without it everything is computed again for every token, with the same bits: what the cache saves.",
         spelling="--kv-cache/--no-kv-cache",
     ),
+    "kv_policy": Flag(
+        "Which tokens of a text are kept: all, or streaming:SINKS,RECENT,PIECE (its first SINKS and its last RECENT to "
+        "RECENT + PIECE, in whole blocks); what is dropped is not read again.",
+        "POLICY",
+    ),
     # the executor
     "weights_dtype": Flag(
         "auto, f32, bf16, int8 or int4. auto is f32 where the model is f32, int8 where a GGUF file has mostly "
