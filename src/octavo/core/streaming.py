@@ -39,8 +39,8 @@ class StreamingLLM:
         drops = self.plan(block_size)
         recent = drops.capacity - drops.num_sinks
         return (
-            f"prefix caching ends after {drops.num_sinks} tokens: with kv_policy {self} a text keeps these and its last "
-            f"{recent - drops.piece} to {recent}"
+            f"prefix caching ends after {drops.num_sinks} tokens: with kv_policy {self} a text keeps these and its "
+            f"last {recent - drops.piece} to {recent}"
         )
 
     def plan(self, block_size: int) -> DropPlan:
