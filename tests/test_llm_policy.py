@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,19 @@ def test_until_something_is_dropped_answers_are_those_of_the_whole_text(tiny: Pa
     assert answers[0] == answers[1]
 
 
+def test_a_request_may_say_otherwise(tiny: Path) -> None:
+    with LLM(str(tiny), kv_cache_memory=64 * BLOCK_BYTES, threads=1) as llm:
+        asked = [replace(GREEDY, kv_policy=policy) for policy in (None, "all", POLICY)]
+        plain, whole, bounded = [one.token_ids for one in llm.generate([PROMPT] * 3, asked)]
+        assert plain == whole != bounded
+        assert llm.model.core.status().dropped_tokens == 80
+    with LLM(str(tiny), kv_cache_memory=64 * BLOCK_BYTES, threads=1, kv_policy=POLICY) as llm:
+        plain, whole, again = [one.token_ids for one in llm.generate([PROMPT] * 3, asked)]
+        assert (plain, again) == (bounded, bounded) != (whole, whole)
+    with pytest.raises(InvalidRequestError, match="kv_policy is 'snapkv'"):
+        SamplingParams(kv_policy="snapkv")
+
+
 def test_models_that_bound_their_memory_themselves_are_refused(tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path, "mistral_window")
     with pytest.raises(ConfigError, match="has attention windows of its own; take kv_policy all"):
@@ -60,5 +74,5 @@ def test_models_that_bound_their_memory_themselves_are_refused(tmp_path: Path) -
 
 
 def test_a_policy_that_is_none_is_refused(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match="--kv-policy is 'h2o'; it must be all, streaming"):
+    with pytest.raises(ConfigError, match="kv_policy is 'h2o'; it must be all, streaming"):
         LLM(str(tiny), threads=1, kv_policy="h2o")

@@ -13,7 +13,7 @@ from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step_draft import StepDraft
 from octavo.core.streaming import DropPlan, StreamingLLM, parse_policy
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.errors import InvalidRequestError
 from tests.core.core_harness import Harness, storm
 
 KEEP = StreamingLLM(num_sinks=3, num_recent=10, num_dropped_at_once=5)  # in blocks of 4: 4, 12 and 8 tokens
@@ -210,5 +210,5 @@ def test_a_policy_is_named_in_a_line(text: str, policy: StreamingLLM | None) -> 
 
 @pytest.mark.parametrize("text", ["", "none", "streaming:", "streaming:0", "streaming:1,2,3,4", "streaming:a", "all:1"])
 def test_another_line_is_refused_with_the_range(text: str) -> None:
-    with pytest.raises(ConfigError, match="must be all, streaming, or streaming:SINKS,RECENT,PIECE"):
+    with pytest.raises(ValueError, match="must be all, streaming, or streaming:SINKS,RECENT,PIECE"):
         parse_policy(text)

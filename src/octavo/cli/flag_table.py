@@ -51,6 +51,7 @@ NOT_FLAGS: dict[str, dict[str, str]] = {
     "SamplingParams": {
         "use_beam_search": "`generate --beams` sets it together with the width",
         "prompt_logprobs": "for requests over HTTP and in Python",
+        "kv_policy": "the flag of the model says it for all requests of a command",
     },
 }
 

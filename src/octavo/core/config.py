@@ -20,7 +20,10 @@ class SchedulerConfig:
     kv_policy: str = "all"  # which tokens are kept of requests that do not say it: see `streaming.parse_policy`
 
     def __post_init__(self) -> None:
-        parse_policy(self.kv_policy)
+        try:
+            parse_policy(self.kv_policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if self.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs:

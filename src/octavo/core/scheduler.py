@@ -186,7 +186,8 @@ class Scheduler:
         if request.request_id in self._progress.groups or any(n in requests for n in (request.request_id, *branches)):
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by a request that has not ended")
         if request.keep is None:
-            request.keep = self._keep
+            asked = request.params.kv_policy
+            request.keep = self._keep if asked is None else parse_policy(asked)
         if request.keep is not None:
             request.drops = request.keep.plan(self.blocks.block_size)
         check_request(request, self.config, self.blocks.spec, self.blocks.pool.num_blocks, self._vocab_size)

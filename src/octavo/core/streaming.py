@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.errors import ConfigError, InvalidRequestError
+from octavo.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class DropPlan:
 
 
 def parse_policy(text: str) -> StreamingLLM | None:
-    """`all`, or `streaming` with up to three numbers: `streaming:4,1024,256`. Raises ConfigError."""
+    """`all`, or `streaming` with up to three numbers: `streaming:4,1024,256`. Raises ValueError with the range."""
     name, colon, numbers = text.partition(":")
     if text == "all":
         return None
     parts = numbers.split(",") if colon else []
     if name != "streaming" or len(parts) > 3 or not all(part.isdigit() and int(part) for part in parts):
-        raise ConfigError(
-            f"--kv-policy is {text!r}; it must be all, streaming, or streaming:SINKS,RECENT,PIECE with numbers of "
-            "tokens from 1 on, like streaming:4,1024,256"
+        raise ValueError(
+            f"kv_policy is {text!r}; it must be all, streaming, or streaming:SINKS,RECENT,PIECE with numbers of tokens "
+            "from 1 on, like streaming:4,1024,256"
         )
     return StreamingLLM(*[int(part) for part in parts])
