@@ -23,7 +23,7 @@ from octavo.models.hub import resolve
 from octavo.models.loader import open_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "micro"))
-from probe import Probe, Prober  # noqa: E402
+from probe import Probe, Prober
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,10 @@ class BlockPool:
         if self._group_of:
             each, rest = divmod(count, len(self._num_held))
             assert not rest, f"{count} blocks for {len(self._num_held)} KV groups"
-            for index, block_id in enumerate(block_ids):
-                self._group_of[block_id] = index // each
+            group_of = self._group_of
             for group in range(len(self._num_held)):
+                for block_id in block_ids[group * each : (group + 1) * each]:
+                    group_of[block_id] = group
                 self._num_taken[group] += each
                 self._num_held[group] += each
         return block_ids
@@ -115,6 +116,7 @@ class BlockPool:
         return unheld
 
     def _count(self, counts: list[int], block_ids: Sequence[int], change: int) -> None:
-        if self._group_of:
+        group_of = self._group_of
+        if group_of:
             for block_id in block_ids:
-                counts[self._group_of[block_id]] += change
+                counts[group_of[block_id]] += change

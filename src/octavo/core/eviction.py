@@ -33,8 +33,12 @@ class EvictionPolicy(Protocol):
         """These are held again, or gone."""
         ...
 
+    def pop_passed(self, count: int) -> list[int]:
+        """Take out at most `count` of those that a window has passed."""
+        ...
+
     def pop(self, count: int) -> list[int]:
-        """Take out the `count` blocks to go first."""
+        """Take out the `count` blocks to go first, none of which a window has passed."""
         ...
 
 
@@ -74,8 +78,10 @@ class LeastRecentlyUsed:
             else:
                 del order[block_id]
 
+    def pop_passed(self, count: int) -> list[int]:
+        popitem = self._passed.popitem
+        return [popitem(last=False)[0] for _ in range(min(count, len(self._passed)))]
+
     def pop(self, count: int) -> list[int]:
-        first = min(count, len(self._passed))
         popitem = self._order.popitem
-        chosen = [popitem(last=False)[0] for _ in range(count - first)]
-        return [self._passed.popitem(last=False)[0] for _ in range(first)] + chosen if first else chosen
+        return [popitem(last=False)[0] for _ in range(count)]

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError
 
-MAX_PADDING = 1 / 8  # of the bytes of growing layers, and of window layers, where fewer groups can be had for it
+# So much of the bytes may be unused where fewer groups can be had for it: what layers that keep all tokens take is most
+# of the memory of long texts, what window layers take is bounded.
+MAX_GROWING_PADDING = 1 / 32
+MAX_WINDOW_PADDING = 1 / 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +36,15 @@ class _Cut:
     groups: tuple[KVGroupSpec, ...]
 
     @property
-    def padding(self) -> float:
-        return self._share(self.groups)
+    def padding(self) -> tuple[float, float]:
+        """The unused share of what layers take that keep all tokens, and of what window layers take."""
+        growing = [group for group in self.groups if group.window is None]
+        return self._share(growing), self._share([group for group in self.groups if group.window is not None])
 
     @property
-    def worst_padding(self) -> float:
-        growing = [group for group in self.groups if group.window is None]
-        windowed = [group for group in self.groups if group.window is not None]
-        return max(self._share(growing), self._share(windowed))
+    def is_thrifty(self) -> bool:
+        growing, windowed = self.padding
+        return growing <= MAX_GROWING_PADDING and windowed <= MAX_WINDOW_PADDING
 
     @staticmethod
     def _share(groups: Sequence[KVGroupSpec]) -> float:
@@ -52,9 +56,9 @@ def build_groups(layers: Sequence[LayerGeometry]) -> tuple[KVGroupSpec, ...]:
     """The groups of a model's layers, in the order of the model; those that keep all tokens come first.
 
     A block has room for as many layers of each geometry as its bytes take; layers of one geometry that do not fit one
-    block are split evenly over several groups. Of the sizes of a block that leave at most `MAX_PADDING` unused, among
-    the growing and among the window layers each, the one with the fewest groups is taken (each step works on every
-    group), then the one with the least padding; if there is none, the least padding decides.
+    block are split evenly over several groups. Of the sizes of a block that leave no more unused than is said above,
+    the one with the fewest groups is taken (each step works on every group), then the one with the least padding; if
+    there is none, the least padding decides, of layers that keep all tokens first.
     """
     if not layers:
         raise ConfigError("a model needs at least one layer to make KV groups of")
@@ -69,7 +73,7 @@ def build_groups(layers: Sequence[LayerGeometry]) -> tuple[KVGroupSpec, ...]:
         if _layer_bytes(layer) * count >= least
     }
     cuts = [_Cut(size, _groups_of(by_geometry, size)) for size in sorted(sizes)]
-    thrifty = [cut for cut in cuts if cut.worst_padding <= MAX_PADDING]
+    thrifty = [cut for cut in cuts if cut.is_thrifty]
     if thrifty:
         return min(thrifty, key=lambda cut: (len(cut.groups), cut.padding, cut.bytes_per_token)).groups
     return min(cuts, key=lambda cut: (cut.padding, len(cut.groups), cut.bytes_per_token)).groups

@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
+from octavo.core.radix_node import GONE
 from octavo.core.radix_tree import common_tokens
 
 
@@ -55,6 +56,15 @@ def count_blocks(tables: Sequence[array[int]]) -> tuple[int, int]:
 
 
 def num_shared(table: array[int], others: Sequence[array[int]]) -> int:
-    """How many of its first blocks another table has as well."""
-    text = table.tobytes()
-    return max((common_tokens(text, other.tobytes()) for other in others), default=0)
+    """How many of its first entries another table has as well, as far as both still hold blocks there."""
+    return max((_num_common(table, other) for other in others), default=0)
+
+
+def _num_common(one: array[int], other: array[int]) -> int:
+    first = max(_num_gone(one), _num_gone(other))
+    common = common_tokens(one[first:].tobytes(), other[first:].tobytes())
+    return first + common if common else 0
+
+
+def _num_gone(table: array[int]) -> int:
+    return sum(1 for _ in takewhile(lambda block_id: block_id == GONE, table))

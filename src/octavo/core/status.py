@@ -95,6 +95,8 @@ class CoreStatus:
     preemptions: int
     steps: int
     evicted_blocks: int
+    passed_blocks: int  # blocks that requests gave up behind a window
+    dropped_tokens: int  # that requests did not keep, by their policy
     copies: int  # blocks copied in part, for a hit inside a block or for a branch that writes
     finished: Mapping[str, int]  # finish reason -> requests; each branch of one counts
     branch_saved_blocks: int = 0  # blocks that branches of requests save now by sharing them
@@ -110,7 +112,7 @@ def core_status(
     for request in running:
         table = request.block_tables[0]
         if table:
-            waste[table[-1]] = len(table) * blocks.block_size - request.num_computed_tokens
+            waste[table[-1]] = len(table) * blocks.block_size + request.num_dropped_tokens - request.num_computed_tokens
     return CoreStatus(
         num_blocks=pool.num_blocks,
         block_size=blocks.block_size,
@@ -135,6 +137,8 @@ def core_status(
         preemptions=counters.preemptions,
         steps=counters.steps,
         evicted_blocks=blocks.supply.num_evicted,
+        passed_blocks=blocks.leave.num_passed,
+        dropped_tokens=blocks.leave.num_dropped_tokens,
         copies=blocks.num_copies,
         finished=dict(counters.finished),
         branch_saved_blocks=saved[0],

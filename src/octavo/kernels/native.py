@@ -163,7 +163,8 @@ class NativeOps:
         found = self._batch_views.get(group)
         if found is None:
             table = batch.block_tables[group]
-            found = self._batch_views[group] = _native.make_batch_view(batch.query_start, batch.start_position, table)
+            arrays = (batch.query_start, batch.slots, batch.start_position, table)
+            found = self._batch_views[group] = _native.make_batch_view(*arrays)
         return found
 
     def _view(self, kv: KVLayer) -> _native.KVView:

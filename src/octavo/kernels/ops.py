@@ -67,6 +67,13 @@ class AttentionBatch:
     start_position: I32  # [num_sequences], position of the sequence's first row in this step
     # [num_groups, num_sequences, max_blocks], block ids; entries unused or behind a window are 0 and never read
     block_tables: I32
+    # [num_sequences], the slot of the sequence's first row, counted through its block table; later rows follow. It is
+    # the position less what the sequence has dropped; None: nobody has dropped anything. Rotations go by the position.
+    start_slot: I32 | None = None
+
+    @property
+    def slots(self) -> I32:
+        return self.start_position if self.start_slot is None else self.start_slot
 
 
 @dataclass(frozen=True, slots=True)

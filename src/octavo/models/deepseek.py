@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 from octavo.models.deepseek_config import MODEL_TYPES, DeepseekConfig, deepseek_from_json
@@ -40,9 +41,8 @@ class DeepseekModel:
         self._scratch = Scratch()
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
-        config = self.config
-        layers = tuple(range(config.num_layers))
-        return (KVGroupSpec("latent", layers, 1, config.latent_dim, kv_format, kind="latent"),)
+        layer = LayerGeometry(1, self.config.latent_dim, kv_format, kind="latent")
+        return build_groups([layer] * self.config.num_layers)
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """As `CausalLM.forward`: token_ids [num_tokens], logits_rows [n] -> a new array [n, vocab_size]."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops, PackedLinear
 from octavo.models.config import RopeConfig, check_heads, check_number, check_sizes
 from octavo.models.config_gguf import Keys, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, equal_share, read_rope, rope_scaling
 from octavo.models.family import Family
-from octavo.models.kv_groups import group_by_window
 from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Rows, Vector, linear
@@ -208,7 +208,7 @@ class FalconModel:
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
         config = self.config
-        return group_by_window((None,) * config.num_layers, config.num_kv_heads, config.head_dim, kv_format)
+        return build_groups([LayerGeometry(config.num_kv_heads, config.head_dim, kv_format)] * config.num_layers)
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """As `CausalLM.forward`: token_ids [num_tokens], logits_rows [n] -> a new array [n, vocab_size]."""

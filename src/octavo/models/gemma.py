@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ModelError
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops, PackedLinear
@@ -18,7 +19,6 @@ from octavo.models.config import RopeConfig, check_heads, check_number, check_si
 from octavo.models.config_gguf import Keys, head_dim_of, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, layer_windows, num_kv_heads, read_rope, rope_scaling
 from octavo.models.family import Family
-from octavo.models.kv_groups import group_by_window
 from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Vector, linear
@@ -246,8 +246,8 @@ class GemmaModel:
         self._scratch = Scratch()
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
-        config = self.config
-        return group_by_window(config.windows, config.num_kv_heads, config.head_dim, kv_format)
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
+        return build_groups([LayerGeometry(heads, dim, kv_format, window) for window in self.config.windows])
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """As `CausalLM.forward`: token_ids [num_tokens], logits_rows [n] -> a new array [n, vocab_size]."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, KVLayer, Ops
 from octavo.models.family import Family
-from octavo.models.kv_groups import group_by_window
 from octavo.models.llama_config import GGUF_NAMES, MODEL_TYPES, LlamaConfig, llama_from_gguf, llama_from_json
 from octavo.models.llama_weights import ModelWeights, llama_parts, llama_weights
 from octavo.models.rope import rope_tables
@@ -37,7 +37,8 @@ class LlamaModel:
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
         """One group of the layers that see everything, one of those that see a window."""
-        return group_by_window(self._windows, self.config.num_kv_heads, self.config.head_dim, kv_format)
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
+        return build_groups([LayerGeometry(heads, dim, kv_format, window) for window in self._windows])
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """Run the rows of a step, write their K and V, and give the logits of some rows.

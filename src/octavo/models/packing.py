@@ -78,7 +78,7 @@ def pack_parts(source: WeightSource, ops: Ops, weights_dtype: str, progress: Pro
             if progress is not None:
                 progress(min(int(done_bytes), total_bytes), total_bytes)
         vectors = {
-            vector.key: _read(file, vector.tensor) + np.float32(vector.added)
+            vector.key: read_tensor(file, vector.tensor) + np.float32(vector.added)
             for vector in parts.vectors
             if vector.tensor in file.tensors
         }
@@ -124,7 +124,7 @@ def _read_ahead(file: TensorFile, matrices: Iterable[Matrix], weights_dtype: str
 def _read_matrix(file: TensorFile, matrix: Matrix, weights_dtype: str) -> _Read:
     """The tensors of a matrix one below the other, and their biases."""
     headers = [file.tensors[rows.tensor] for rows in matrix.rows]
-    biases = [_bias_of(file, rows) for rows in matrix.rows if rows.bias is not None]
+    biases = [read_bias(file, rows) for rows in matrix.rows if rows.bias is not None]
     bias = _stack(biases) if biases else None
     kinds = {header.dtype for header in headers}
     kept = kinds.intersection(_KEPT_BLOCKS.get(dtype_of(matrix, weights_dtype), ()))
@@ -132,13 +132,13 @@ def _read_matrix(file: TensorFile, matrix: Matrix, weights_dtype: str) -> _Read:
         blocks = [_in_halves(_blocks_of(file, rows), rows.interleaved_heads) for rows in matrix.rows]
         return _Blocks(headers[0].dtype, _stack(blocks)), bias
     if any(rows.change is not None for rows in matrix.rows):
-        return _stack([_weight_of(file, rows) for rows in matrix.rows]), bias
+        return _stack([read_rows(file, rows) for rows in matrix.rows]), bias
     weight = np.empty((sum(part_shape(rows)[0] for rows in matrix.rows), matrix.rows[0].shape[-1]), np.float32)
     start = 0
     for rows in matrix.rows:
         target = weight[start : start + part_shape(rows)[0]]
         if rows.interleaved_heads:
-            target[...] = _weight_of(file, rows)
+            target[...] = read_rows(file, rows)
         else:
             file.read_into(rows.tensor, target, _first_number(rows))
         start += len(target)
@@ -149,7 +149,8 @@ def _first_number(rows: Rows) -> int:
     return 0 if rows.part is None else rows.part[0] * rows.shape[-1]
 
 
-def _weight_of(file: TensorFile, rows: Rows) -> F32:
+def read_rows(file: TensorFile, rows: Rows) -> F32:
+    """[num_outputs, num_inputs], as the forward pass uses them."""
     values = np.empty(part_shape(rows), np.float32)
     file.read_into(rows.tensor, values, _first_number(rows))
     changed = values if rows.change is None else rows.change(values)
@@ -162,7 +163,8 @@ def _blocks_of(file: TensorFile, rows: Rows) -> U8:
     return blocks if rows.part is None else blocks[slice(*rows.part)]
 
 
-def _bias_of(file: TensorFile, rows: Rows) -> F32:
+def read_bias(file: TensorFile, rows: Rows) -> F32:
+    """[num_outputs]"""
     assert rows.bias is not None
     start, end = rows.bias_part or (0, math.prod(rows.bias_shape))
     values = np.empty(end - start, np.float32)
@@ -183,7 +185,7 @@ def _stack(parts: list[npt.NDArray[_Number]]) -> npt.NDArray[_Number]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _read(file: TensorFile, name: str) -> F32:
+def read_tensor(file: TensorFile, name: str) -> F32:
     values = np.empty(file.tensors[name].shape, np.float32)
     file.read_into(name, values)
     return values

@@ -53,31 +53,35 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
 
 // One step's sequences in one KV group; made once a step, used at each layer. Keeps the arrays alive.
 struct BatchView {
-  CI1 query_start, start_position;
+  CI1 query_start, start_slot, start_position;
   CI2 block_table;
   BatchArgs args;
   size_t num_tokens;
-  int64_t num_positions;  // one more than the last position
+  int64_t num_positions;  // one more than the last position in a text
   // What the tables were checked against last; the layers of a group have it in common.
   int64_t checked_blocks = -1;
   int checked_block_size = 0;
 };
 
-inline std::unique_ptr<BatchView> make_batch_view(CI1 query_start, CI1 start_position, CI2 block_table) {
-  const size_t n = start_position.shape(0);
-  require(query_start.shape(0) == n + 1 && block_table.shape(0) == n, "the batch's arrays disagree in the number of sequences");
+inline std::unique_ptr<BatchView> make_batch_view(CI1 query_start, CI1 start_slot, CI1 start_position, CI2 block_table) {
+  const size_t n = start_slot.shape(0);
+  require(query_start.shape(0) == n + 1 && start_position.shape(0) == n && block_table.shape(0) == n,
+          "the batch's arrays disagree in the number of sequences");
   require(n > 0 && query_start.data()[0] == 0 && query_start.data()[n] >= 0, "query_start must run from 0 to the number of rows");
   auto view = std::make_unique<BatchView>();
-  view->args = {query_start.data(), start_position.data(), block_table.data(), static_cast<int>(n), static_cast<int>(block_table.shape(1))};
+  view->args = {query_start.data(), start_slot.data(), block_table.data(), static_cast<int>(n),
+                static_cast<int>(block_table.shape(1)), start_position.data()};
   view->num_tokens = static_cast<size_t>(query_start.data()[n]);
   view->num_positions = 0;
   for (size_t i = 0; i < n; i++) {
     const int64_t rows = int64_t{query_start.data()[i + 1]} - query_start.data()[i];
-    require(rows >= 0 && start_position.data()[i] >= 0, "query_start must ascend and positions must not be negative");
+    require(rows >= 0 && start_slot.data()[i] >= 0 && start_position.data()[i] >= 0,
+            "query_start must ascend and positions must not be negative");
     const int64_t end = start_position.data()[i] + rows;
     if (end > view->num_positions) view->num_positions = end;
   }
   view->query_start = std::move(query_start);
+  view->start_slot = std::move(start_slot);
   view->start_position = std::move(start_position);
   view->block_table = std::move(block_table);
   return view;

@@ -10,8 +10,24 @@ OCTAVO_DECLARE(portable)
 #if defined(OCTAVO_X86)
 OCTAVO_DECLARE(avx2)
 OCTAVO_DECLARE(avx512)
-OCTAVO_DECLARE(avx512_vnni)
 OCTAVO_DECLARE(avx512_bf16)
+
+// VNNI is of use to linear layers alone: all else is avx512's, and compiled once.
+namespace avx512_vnni {
+size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows);
+void linear(ThreadPool& pool, const LinearArgs& args);
+
+static const KernelTable& table() {
+  static const KernelTable made = [] {
+    KernelTable table = avx512::kTable;
+    table.name = "avx512_vnni";
+    table.linear_scratch_bytes = linear_scratch_bytes;
+    table.linear = linear;
+    return table;
+  }();
+  return made;
+}
+}  // namespace avx512_vnni
 #endif
 
 std::vector<const KernelTable*> supported_tables() {
@@ -25,7 +41,7 @@ std::vector<const KernelTable*> supported_tables() {
   // bf16 have them but Cooper Lake).
   const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
   if (vnni && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi")) tables.push_back(&avx512_bf16::kTable);
-  if (vnni) tables.push_back(&avx512_vnni::kTable);
+  if (vnni) tables.push_back(&avx512_vnni::table());
   if (avx512) tables.push_back(&avx512::kTable);
   if (fma) tables.push_back(&avx2::kTable);
 #endif

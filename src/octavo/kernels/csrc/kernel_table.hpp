@@ -49,9 +49,10 @@ struct KVLayerArgs {
 
 struct BatchArgs {
   const int32_t* query_start;     // [num_sequences + 1]
-  const int32_t* start_position;  // [num_sequences]
+  const int32_t* start_position;  // [num_sequences], counted in slots: less what a sequence has dropped
   const int32_t* block_table;     // [num_sequences, max_blocks]
   int num_sequences, max_blocks;
+  const int32_t* text_position;   // [num_sequences], for rotations: nothing is less for being dropped
 };
 
 struct RopeWriteArgs {

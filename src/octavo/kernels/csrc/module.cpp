@@ -305,7 +305,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("weights_dtype", [](const Linear& l) { return name_of(l.weights.dtype); });
   nb::class_<KVView>(m, "KVView");
   nb::class_<BatchView>(m, "BatchView");
-  m.def("make_batch_view", &make_batch_view, nb::arg("query_start"), nb::arg("start_position"), nb::arg("block_table"));
+  m.def("make_batch_view", &make_batch_view, nb::arg("query_start"), nb::arg("start_slot"), nb::arg("start_position"),
+        nb::arg("block_table"));
   m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"), nb::arg("kind"), nb::arg("k_scales").none(), nb::arg("v_scales").none());
   nb::class_<Kernels>(m, "Kernels")

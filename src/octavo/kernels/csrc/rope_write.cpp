@@ -41,8 +41,10 @@ void rotate(const float* x, const float* cos, const float* sin, int half, int he
 void write_token(const RopeWriteArgs& args, int sequence, int row, int position) {
   const KVLayerArgs& kv = args.kv;
   const int head_dim = kv.head_dim, half = args.half_rotary_dim;
-  const float* cos = args.cos + static_cast<size_t>(position) * half;
-  const float* sin = args.sin + static_cast<size_t>(position) * half;
+  // a sequence that has dropped tokens is stored ahead of its place in the text, and rotated by that place
+  const int in_text = position + args.batch.text_position[sequence] - args.batch.start_position[sequence];
+  const float* cos = args.cos + static_cast<size_t>(in_text) * half;
+  const float* sin = args.sin + static_cast<size_t>(in_text) * half;
   const float* q = args.qkv + static_cast<size_t>(row) * (args.num_heads + 2 * kv.num_kv_heads) * head_dim;
   const float* k = q + args.num_heads * head_dim;
   const float* v = k + kv.num_kv_heads * head_dim;
