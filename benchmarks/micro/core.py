@@ -17,12 +17,14 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from octavo.core.block_key import BlockKeyChain
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
@@ -170,9 +172,41 @@ def measure_children() -> Figures:
         times = []
         for _ in range(min(count, 1000)):  # the oldest conversations leave, one after the other
             start = time.perf_counter()
-            blocks._evict(1)
+            blocks.supply.evict(1)
             times.append((time.perf_counter() - start) * 1e6)
         figures[f"one of {count} conversations leaves"] = statistics.median(times)
+    return figures
+
+
+def chunked_life(blocks: BlockManager, request: Request) -> None:
+    """As `life`, in steps of 512 tokens, as windows pass blocks between two of them."""
+    blocks.attach_prefix(request, blocks.find_prefix(request))
+    while request.num_computed_tokens < len(request.token_ids):
+        end = min(len(request.token_ids), request.num_computed_tokens + 512)
+        blocks.grow(request, end)
+        request.num_computed_tokens = end
+        blocks.commit(request)
+    blocks.release(request)
+
+
+def measure_windows() -> Figures:
+    """Lives of 8,192 tokens in a full pool, per block of tokens: one group, and the six of Gemma 3 270M."""
+    figures = {}
+    for name, windows in (("1 full group", [None]), ("1 full group and 5 windows", [None] + [512] * 5)):
+        layers = [LayerGeometry(1, 256, "bf16", window) for window in windows]
+        groups = [replace(build_groups([layer])[0], layer_indices=(i,), name=str(i)) for i, layer in enumerate(layers)]
+        spec = KVSpec(tuple(groups), BLOCK_SIZE)
+        blocks = BlockManager(spec, 4 * spec.blocks_for_tokens(8192, 512))
+        prompts = [request_of(tokens(8192)) for _ in range(60)]
+        figures[f"cold in steps of 512, pool full, {name}"] = median_us(
+            prompts, lambda request, b=blocks: chunked_life(b, request)
+        )
+        assert blocks.supply.num_evicted
+        figures[f"hit, {name}"] = median_us(
+            [request_of(prompts[-1].token_ids.tolist()) for _ in range(20)],
+            lambda request, b=blocks: chunked_life(b, request),
+        )
+        figures[f"microseconds a step, 64 requests, 8192 tokens each, {name}"] = step_us(spec, 8192)
     return figures
 
 
@@ -188,21 +222,25 @@ def measure_steps() -> Figures:
     """A whole step of EngineCore with 64 requests in decode."""
     figures = {}
     for context in (256, 1536, 8192):
-        config = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=4096, max_model_len=2 * 8192)
-        blocks = BlockManager(SPEC, 64 * 2 * 8192 // BLOCK_SIZE)
-        core = EngineCore(Scheduler(config, blocks), NullExecutor())
-        for index in range(64):
-            core.add(Request(f"r{index}", tokens(context), SamplingParams(max_tokens=1000), seed=0))
-        while core.status().generation_tokens < 64 * 3 or core.status().waiting:
-            core.step()
-        times = []
-        for _ in range(400):
-            start = time.perf_counter()
-            core.step()
-            times.append(time.perf_counter() - start)
-        figures[f"steps/s, 64 requests, {context} tokens each"] = 1 / statistics.median(times)
-        figures[f"microseconds a step, {context} tokens each"] = statistics.median(times) * 1e6
+        figures[f"microseconds a step, {context} tokens each"] = microseconds = step_us(SPEC, context)
+        figures[f"steps/s, 64 requests, {context} tokens each"] = 1e6 / microseconds
     return figures
+
+
+def step_us(spec: KVSpec, context: int) -> float:
+    config = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=4096, max_model_len=2 * 8192)
+    blocks = BlockManager(spec, 64 * 2 * 8192 // BLOCK_SIZE * len(spec.groups))
+    core = EngineCore(Scheduler(config, blocks), NullExecutor())
+    for index in range(64):
+        core.add(Request(f"r{index}", tokens(context), SamplingParams(max_tokens=1000), seed=0))
+    while core.status().generation_tokens < 64 * 3 or core.status().waiting:
+        core.step()
+    times = []
+    for _ in range(400):
+        start = time.perf_counter()
+        core.step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
 
 
 def commit_id() -> str:
@@ -221,6 +259,7 @@ def main() -> None:
         "by the size of the tree": measure_tree_size(),
         "by the children of a node (92 of 96 blocks hit, one more in part)": measure_children(),
         "scheduler": measure_steps(),
+        "KV groups (a block is 16 tokens in all groups)": measure_windows(),
     }
     for title, figures in sections.items():
         print(f"\n{title}")

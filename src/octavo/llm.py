@@ -23,6 +23,7 @@ from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.sharing import BranchMemory
+from octavo.core.streaming import parse_policy
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.completion import Beam, BeamSearchParams, Completion, completion_of
 from octavo.engine.open_request import OpenRequest
@@ -36,7 +37,7 @@ from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
-from octavo.models.config import ModelConfig
+from octavo.models.config import check_context
 from octavo.models.hub import check_runnable, resolve
 from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
 
@@ -56,6 +57,7 @@ class SchedulerOptions:
     max_model_len: int | None = None  # tokens of prompt and output of one request
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True
+    kv_policy: str = "all"  # which tokens of a text are kept: all, or streaming:SINKS,RECENT,PIECE
 
     def __post_init__(self) -> None:
         self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
@@ -67,6 +69,7 @@ class SchedulerOptions:
             max_model_len=max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_kv_cache=self.enable_kv_cache,
+            kv_policy=self.kv_policy,
         )
 
 
@@ -119,7 +122,7 @@ def load(
     check_runnable(model)
     source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
     if options.max_model_len is not None:
-        source.config.check_context(options.max_model_len)
+        check_context(source.config, options.max_model_len)
     weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
     check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
@@ -130,7 +133,7 @@ def load(
     spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
     plan = _plan(source, spec, options, config)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    scheduler_config = options.config(options.max_model_len or source.config.max_context)
+    scheduler_config = options.config(options.max_model_len or source.config.max_position_embeddings)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
@@ -179,23 +182,21 @@ def _open_template(
 
 def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
     """Call it once the weights are loaded: what is available then is what is left for the cache."""
+    keep = parse_policy(options.kv_policy)
+    if keep is not None and spec.why_all_are_kept is not None:
+        raise ConfigError(f"kv_policy {keep} drops tokens, but this model {spec.why_all_are_kept}; take kv_policy all")
     return plan_cache(
         spec,
         budget_bytes=config.kv_cache_memory,
         available_bytes=available_memory_bytes(),
         asked_model_len=options.max_model_len,
-        longest_context=source.config.max_context,
-        degraded=(*_lost_context(options, source.config), *_lost_precision(config, source.config.dtype)),
-    )
-
-
-def _lost_context(options: SchedulerOptions, model: ModelConfig) -> tuple[str, ...]:
-    """What a model with an attention window cannot be given."""
-    if options.max_model_len is not None or model.max_context == model.max_position_embeddings:
-        return ()
-    return (
-        f"max_model_len is at most {model.max_context} instead of the model's {model.max_position_embeddings}: "
-        "contexts longer than its attention window are not supported yet",
+        longest_context=source.config.max_position_embeddings,
+        step_tokens=options.max_num_batched_tokens,
+        most_slots=None if keep is None else keep.plan(spec.block_size).capacity,
+        degraded=(
+            *([] if keep is None else [keep.loss(spec.block_size)]),
+            *_lost_precision(config, source.config.dtype),
+        ),
     )
 
 

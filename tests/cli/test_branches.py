@@ -102,3 +102,9 @@ def test_a_drawing_marks_shared_blocks_and_cuts_long_runs() -> None:
     memory = BranchMemory("r", (short, short), 4, Sharing(2, 6, 9))
     told = "sharing saves 2 blocks (33%) now, 6 blocks (40%) at the peak (9 held instead of 15)"
     assert summary(memory) == f"4 blocks held instead of 6: {told}"
+
+
+def test_what_a_window_has_passed_is_not_drawn() -> None:
+    row = BranchTable(0, 80, ((1, 2, 3, 4, 5), (-1, -1, 7, 8, 9)), 4)
+    assert blocks_of(row, 0).plain.replace("■", "").split() == ["1", "2", "3", "4", "□5"]
+    assert blocks_of(row, 1).plain.replace("■", "").split() == ["7", "8", "□9"]

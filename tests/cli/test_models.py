@@ -88,6 +88,7 @@ def test_pull_prints_where_the_model_is(
 def test_pull_says_of_what_it_fetched_that_it_cannot_be_run(
     cache: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("octavo.models.aliases.SUPPORTED_ARCHITECTURES", ("LlamaForCausalLM",))
     monkeypatch.setattr(hub, "pull", lambda reference, *, cache_dir, progress: cache_dir / reference)
     ended = command_line("pull", "gemma3-270m")
     assert (ended.code, ended.out) == (0, f"{cache / 'gemma3-270m'}\n")
@@ -98,6 +99,7 @@ def test_pull_says_of_what_it_fetched_that_it_cannot_be_run(
 def test_what_cannot_be_run_is_not_fetched(
     command: tuple[str, ...], cache: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("octavo.models.aliases.SUPPORTED_ARCHITECTURES", ("LlamaForCausalLM",))
     monkeypatch.setattr(hub, "resolve", lambda *_, **__: pytest.fail("fetched"))
     ended = command_line(*command, "gemma3-270m")
     assert ended.code == 1

@@ -23,6 +23,8 @@ class ExecutorCase:
 
 EXECUTORS: dict[str, Callable[[], ExecutorCase]] = {
     "checking": lambda: ExecutorCase(CheckingExecutor(4, vocab_size=50), 4, 64, 50),
-    "checking, two groups": lambda: ExecutorCase(CheckingExecutor(4, vocab_size=50, num_groups=2), 4, 64, 50, 2),
+    "checking, two groups": lambda: ExecutorCase(
+        CheckingExecutor(4, vocab_size=50, windows=(None, None)), 4, 64, 50, 2
+    ),
     "model": lambda: ExecutorCase(make(32)[0], 16, 32, VOCAB_SIZE),  # a model that sums, on the reference operations
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from octavo.core import events
 from octavo.core.beam_search import BeamRules, BeamSearch, Hypothesis
@@ -17,27 +17,36 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore, RequestOutput
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.core.radix_node import GONE, Node
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.seeds import branch_seed
 from octavo.core.step import Row, SampleSpec, StepPlan, StepResult
+from octavo.core.streaming import StreamingLLM
 from octavo.errors import CapacityError, InvalidRequestError
-from octavo.testing.checking_executor import CheckingExecutor, candidates_of, extend_hash, sample_token
+from octavo.testing.checking_executor import CheckingExecutor, candidates_of, extend_hash, hash_of, sample_token
 
 VOCAB_SIZE = 3
 
 
-def kv_spec(block_size: int, num_groups: int = 1) -> KVSpec:
-    groups = tuple(KVGroupSpec(f"full{g}", (g,), 1, 8, "bf16") for g in range(num_groups))
+Windows = Sequence[int | None]  # of each KV group; None: all tokens are kept
+
+
+def kv_spec(block_size: int, windows: Windows = (None,)) -> KVSpec:
+    groups = tuple(KVGroupSpec(f"group{g}", (g,), 1, 8, "bf16", window=one) for g, one in enumerate(windows))
     return KVSpec(groups, block_size)
 
 
-def hash_of(tokens: Sequence[int]) -> int:
-    prefix = 0
-    for token in tokens:
-        prefix = extend_hash(prefix, token)
-    return prefix
+def blocks_behind(window: int, block_size: int) -> int:
+    """Full blocks that a window keeps: those of the window - 1 tokens before a block's edge; at least one."""
+    return max(1, len({(10**6 * block_size - back) // block_size for back in range(1, window)}))
+
+
+def most_blocks(windows: Windows, block_size: int, num_tokens: int, budget: int) -> list[int]:
+    """The most blocks that a text of so many tokens needs in each group."""
+    covering, step = -(-num_tokens // block_size), -(-(block_size - 1 + budget) // block_size)
+    return [covering if one is None else min(covering, blocks_behind(one, block_size) + step) for one in windows]
 
 
 @dataclass
@@ -60,6 +69,7 @@ class Shadow:
     width: int = 1
     was_touched: bool = False  # a branch of its request was ended from outside
     finals: list[RequestOutput] = field(default_factory=list)  # of a beam search
+    keep: StreamingLLM | None = None
 
     def reference_beams(self, vocab_size: int) -> list[Hypothesis]:
         """What a search gives that has no cache, no batch and no limits."""
@@ -102,7 +112,7 @@ class Harness:
         num_blocks: int = 16,
         budget: int = 16,
         seats: int = 4,
-        num_groups: int = 1,
+        windows: Windows = (None,),
         prefix_caching: bool = True,
         kv_cache: bool = True,
         token_exact: bool = True,
@@ -110,17 +120,17 @@ class Harness:
         vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self.vocab_size = vocab_size
-        self.spec = kv_spec(block_size, num_groups)
-        self.blocks = BlockManager(self.spec, num_blocks * num_groups, token_exact_hits=token_exact)
+        self.spec, self.windows = kv_spec(block_size, windows), tuple(windows)
+        self.blocks = BlockManager(self.spec, num_blocks * len(windows), token_exact_hits=token_exact)
         self.config = SchedulerConfig(seats, budget, context, prefix_caching, kv_cache)
         self.scheduler = Scheduler(self.config, self.blocks, vocab_size=vocab_size)
-        self.executor = CheckingExecutor(block_size, vocab_size=vocab_size, num_groups=num_groups)
+        self.executor = CheckingExecutor(block_size, vocab_size=vocab_size, windows=windows)
         self.core = EngineCore(self.scheduler, self)
         self.core.add_listener(self._hear)
         self.shadows: dict[str, Shadow] = {}
         self.unfinished: dict[str, None] = {}
         self.events: list[events.Event] = []
-        self.resident: dict[tuple[int, ...], tuple[tuple[int, ...], bytes]] = {}  # blocks -> blocks above, tokens
+        self.resident: dict[int, tuple[int, bytes]] = {}  # block -> its group, namespace and tokens up to its end
         self.computed: set[tuple[str, int]] = set()  # namespace, hash of a prefix whose KV was computed in it
         self.num_plan_tokens = 0
         self.num_hit_tokens = 0
@@ -138,23 +148,27 @@ class Harness:
         priority: int = 0,
         namespace: str = "",
         eos: tuple[int, ...] = (),
+        keep: StreamingLLM | None = None,
         **params: object,
     ) -> str | None:
         """Returns the request id, or None if it was refused because it can never fit."""
         request_id = self._new_id()
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         request = Request(
-            request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
+            request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority, keep=keep
         )
         stored = len(prompt) + max_tokens - 1
-        fits = self.spec.blocks_for_tokens(stored) <= self.blocks.pool.num_blocks and stored < self.config.max_model_len
+        fits = (
+            sum(self._most(self._slots(stored, keep))) <= self.blocks.pool.num_blocks
+            and stored < self.config.max_model_len
+        )
         try:
             self.core.add(request)
         except CapacityError:
             assert not fits, "a request was refused that fits"
             return None
         assert fits, "a request was accepted that can never fit"
-        self._remember(request_id, Shadow(list(prompt), sampling, 7, eos, namespace))
+        self._remember(request_id, Shadow(list(prompt), sampling, 7, eos, namespace, keep=keep))
         return request_id
 
     def add_branches(
@@ -174,9 +188,10 @@ class Harness:
         request = Request(
             request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
         )
-        stored, size, groups = len(prompt) + max_tokens - 1, self.spec.block_size, len(self.spec.groups)
+        stored, size = len(prompt) + max_tokens - 1, self.spec.block_size
         shared = len(prompt) // size if self.config.enable_kv_cache else 0
-        needed = (shared + width * (-(-stored // size) - shared)) * groups
+        apart, common = -(-stored // size) - shared, [min(shared, most) for most in self._most(len(prompt))]
+        needed = sum(min(c + width * min(apart, m), width * m) for c, m in zip(common, self._most(stored), strict=True))
         fits = needed <= self.blocks.pool.num_blocks and width <= self.config.max_num_seqs
         fits &= stored < self.config.max_model_len
         if sampling.use_beam_search:
@@ -197,6 +212,22 @@ class Harness:
             self.num_answers += sampling.n - 1
         return request_id
 
+    def _most(self, num_tokens: int) -> list[int]:
+        return most_blocks(self.windows, self.spec.block_size, num_tokens, self.config.max_num_batched_tokens)
+
+    def _slots(self, num_tokens: int, keep: StreamingLLM | None) -> int:
+        """The most slots of a text on its way to so many tokens, one after the other."""
+        most = slots = 0
+        for _ in range(num_tokens):
+            slots += 1
+            most = max(most, slots)
+            if keep is not None and slots == sum(self._whole(part) for part in astuple(keep)):
+                slots -= self._whole(keep.num_dropped_at_once)
+        return most
+
+    def _whole(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.spec.block_size) * self.spec.block_size
+
     def _new_id(self) -> str:
         self.num_requests += 1
         return f"r{self.num_requests - 1}"
@@ -214,6 +245,7 @@ class Harness:
         except CapacityError:
             return None
         shadow = Shadow(parent.prompt, params, child.seed, (), parent.namespace, True, inherited, list(inherited))
+        shadow.keep = parent.keep
         self._remember(child_id, shadow)
         self.executor.expect(child_id, [*parent.prompt, *inherited])
         return child_id
@@ -292,6 +324,8 @@ class Harness:
         self.num_plan_tokens += plan.num_tokens
         for row in plan.rows:
             self._check_writer(row)
+            self._check_window_blocks(row.block_tables, row.start - row.dropped[1], len(row.token_ids))
+            self._check_drops(row)
             if row.request_id in self.shadows:
                 self.shadows[row.request_id].num_run += len(row.token_ids)
             shadow = self.shadows[row.request_id.split("#")[0]]
@@ -315,11 +349,42 @@ class Harness:
 
     def _check_writer(self, row: Row) -> None:
         """Blocks that are written are held by their writer alone, and nobody can hit them."""
-        size, indexed = self.spec.block_size, {block for node in self.blocks.tree.nodes() for block in node.block_ids}
+        size, indexed = self.spec.block_size, self._indexed()
         for table in row.block_tables:
-            for block in table[row.start // size : -(-(row.start + len(row.token_ids)) // size)]:
+            start = row.start - row.dropped[1]
+            for block in table[start // size : -(-(start + len(row.token_ids)) // size)]:
                 assert self.blocks.pool.ref_count[block] == 1, f"{row.request_id} writes block {block} that others hold"
                 assert block not in indexed, f"{row.request_id} writes block {block} that can be hit"
+
+    def _check_drops(self, row: Row) -> None:
+        """At fixed places of the text, whatever the steps are: every token of the row reads the same."""
+        shadow = self.shadows.get(row.request_id)
+        keep = shadow.keep if shadow is not None else None
+        if keep is None:
+            assert row.dropped == (0, 0)
+            return
+        sinks, recent, piece = (self._whole(part) for part in astuple(keep))
+        gone = {
+            max(0, (position - sinks - recent) // piece) * piece
+            for position in range(row.start, row.start + len(row.token_ids))
+        }
+        assert {row.dropped} == {(sinks, count) for count in gone}
+        assert all(len(table) * self.spec.block_size <= sinks + recent + piece for table in row.block_tables)
+
+    def _indexed(self) -> set[int]:
+        return {block for node in self.blocks.tree.nodes() for block in node.block_ids if block != GONE}
+
+    def _check_window_blocks(self, tables: Sequence[Sequence[int]], start: int, num_tokens: int) -> None:
+        """Between steps (0 tokens) a window and one block more at most, during a step its tokens more: to the block."""
+        size = self.spec.block_size
+        for table, window in zip(tables, self.windows, strict=True):
+            first = 0 if window is None else max(0, start // size - blocks_behind(window, size))
+            assert [block == GONE for block in table] == [index < first for index in range(len(table))]
+            if self.config.enable_kv_cache:
+                assert len(table) <= -(-(start + num_tokens) // size), "blocks beyond the text are held"
+            held = len(table) - first
+            bound = None if window is None else -(-window // size) + -(-num_tokens // size) + 1
+            assert bound is None or held <= bound, "a window holds too much"
 
     def _check_admissions(self) -> None:
         """What a request found in the cache was computed before this step, for its own namespace."""
@@ -390,16 +455,20 @@ class Harness:
     def _hear(self, event: events.Event) -> None:
         self.events.append(event)
         if isinstance(event, events.BlocksCommitted):
-            above = event.parent_block_ids
-            assert not above or above in self.resident
-            assert all(twin in self.resident for twin in event.twins)
-            for block in event.blocks:
-                assert block.block_ids not in self.resident
-                self.resident[block.block_ids] = (above, block.tokens)
-                above = block.block_ids
+            above = {self.resident[block][1] for block in event.parent_block_ids} or {event.namespace.encode() + b"|"}
+            (path,) = above
+            for place, block in enumerate((*event.twins, *event.blocks)):
+                path += block.tokens
+                assert GONE not in block.block_ids
+                for group, block_id in enumerate(block.block_ids):
+                    is_new = block_id not in self.resident
+                    assert is_new or place < len(event.twins)
+                    assert is_new or self.resident[block_id] == (group, path)
+                    self.resident[block_id] = (group, path)
         elif isinstance(event, events.BlocksEvicted):
             for block_ids in event.blocks:
-                del self.resident[block_ids]
+                for group, block_id in enumerate(block_ids):
+                    assert block_id == GONE or self.resident.pop(block_id)[0] == group
         elif isinstance(event, events.RequestAdmitted):
             self.num_hit_tokens += event.num_hit_tokens
 
@@ -428,46 +497,68 @@ class Harness:
             tables = [
                 t for r in self.scheduler.running if r.group and r.group.request_id == name for t in r.block_tables
             ]
-            saved += sum(map(len, tables)) - len({block for table in tables for block in table})
+            held = [block for table in tables for block in table if block != GONE]
+            saved += len(held) - len(set(held))
         return saved
 
     def check_structure(self) -> None:
         pool, tree, running = self.blocks.pool, self.blocks.tree, self.scheduler.running
-        held = Counter(block for request in running for table in request.block_tables for block in table)
+        held = Counter(block for r in running for table in r.block_tables for block in table if block != GONE)
         assert [held[block] for block in range(pool.num_blocks)] == pool.ref_count, "references are not holders"
         free, idle = list(pool.free_block_ids), list(pool.idle)
         assert sorted([*free, *idle, *held]) == list(range(pool.num_blocks)), "a block is in two places, or in none"
         nodes = list(tree.nodes())
-        indexed = {block for node in nodes for block in node.block_ids}
+        indexed = self._indexed()
         assert not indexed & set(free), "a free block can be hit"
         assert set(idle) <= indexed, "an idle block can never be hit"
-        assert sum(len(node.block_ids) for node in nodes) == len(indexed), "a block is indexed twice"
-        above = {n.block_ids: n.parent.block_ids if n.parent is not None else () for n in nodes}
-        told = {node.block_ids: (above[node.block_ids], node.key) for node in nodes}
+        assert sum(block != GONE for node in nodes for block in node.block_ids) == len(indexed), "it is indexed twice"
+        paths, told = dict[Node, bytes](), dict[int, tuple[int, bytes]]()
+        for node in nodes:
+            assert node.parent is not None
+            paths[node] = paths.get(node.parent, node.parent.key + b"|") + node.key
+            told.update({block: (group, paths[node]) for group, block in enumerate(node.block_ids) if block != GONE})
         assert self.resident == told, "the events tell another cache"
         place = {block: index for index, block in enumerate(idle)}
         for node in nodes:
-            for one, parent in zip(node.block_ids, above[node.block_ids], strict=False):
-                if parent in place:
-                    assert one in place, "a parent is idle while its child is held"
-                    assert place[one] < place[parent], "what is counted as available cannot be had: parent before child"
+            self._check_node(node, place)
+        groups = self.core.status().kv_group_blocks
+        assert sum(one.used for one in groups) == len(held)
+        assert [one.cached for one in groups] == [sum(told[b][0] == g for b in idle) for g in range(len(groups))]
         orders = [request.order for request in running]
         assert orders == sorted(orders)
         for request in running:
             self._check_path(request)
+            self._check_window_blocks(request.block_tables, request.num_computed_tokens - request.num_dropped_tokens, 0)
+
+    def _check_node(self, node: Node, place: dict[int, int]) -> None:
+        """place: of each idle block, in the order in which they would go."""
+        growing = [group for group, window in enumerate(self.windows) if window is None]
+        assert all(node.block_ids[group] != GONE for group in growing)
+        assert any(block != GONE for block in node.block_ids) or any(node.children()), "a node without use"
+        parent = node.parent.block_ids if node.parent is not None else ()
+        for group in growing if parent else ():
+            if parent[group] in place:
+                assert node.block_ids[group] in place, "a parent is idle while its child is held"
+                assert place[node.block_ids[group]] < place[parent[group]], "it is available, and cannot be had"
+        if growing and node.block_ids[growing[0]] in place:
+            assert all(block in place for block in node.block_ids if block != GONE), "it is held and would be evicted"
 
     def _check_path(self, request: Request) -> None:
         node, size = request.node, self.spec.block_size
         for index in reversed(range(request.num_committed_blocks)):
             assert node is not None
-            assert node.block_ids == tuple(table[index] for table in request.block_tables), "a table is no path"
+            for one, table in zip(node.block_ids, request.block_tables, strict=True):
+                assert table[index] in (one, GONE), "a table is no path"
             assert node.key == request.token_ids[index * size : (index + 1) * size].tobytes()
             node = node.parent
         assert node is None or node.key == request.namespace.encode(), "a path of another namespace"
 
 
-def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
-    """Random life: prompts that share prefixes, branches, ends in any state, then everything drains."""
+def storm(harness: Harness, rng: random.Random, num_actions: int, *, streaming: bool = False) -> None:
+    """Random life: prompts that share prefixes, branches, ends in any state, then everything drains.
+
+    With `streaming`, half of the requests keep their first and their recent tokens only.
+    """
     shared = [[rng.randrange(VOCAB_SIZE) for _ in range(24)] for _ in range(2)]
     for _ in range(num_actions):
         action = rng.random()
@@ -476,6 +567,9 @@ def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
             prompt = rng.choice(shared)[: rng.randrange(25)] + tail
             namespace, priority = rng.choice(["", "", "", "other"]), rng.choice([0, 0, 0, -1, 1])
             harness.add(prompt, rng.randrange(1, 12), namespace=namespace, priority=priority)
+            if streaming:
+                keep = StreamingLLM(rng.randrange(1, 4), rng.randrange(1, 9), rng.randrange(1, 5))
+                harness.add(prompt, rng.randrange(1, 30), namespace=namespace, priority=priority, keep=keep)
         elif action < 0.45 and harness.unfinished:
             harness.end(rng.choice(list(harness.unfinished)), as_stop=rng.random() < 0.3)
         elif action < 0.55 and harness.scheduler.running:
@@ -521,9 +615,10 @@ def branch_storm(harness: Harness, rng: random.Random, num_actions: int) -> None
     harness.empty()
 
 
-def squeeze(rng: random.Random, num_groups: int = 1) -> Harness:
+def squeeze(rng: random.Random, windows: Windows = (None,)) -> Harness:
     """Branches and long answers fill a tight pool, then an urgent long prompt comes in small chunks: preemption."""
-    harness = Harness(block_size=2, num_blocks=24, budget=5, seats=4, num_groups=num_groups)
+    num_blocks = 15 if any(windows) else 24  # of each group; behind a window less is needed
+    harness = Harness(block_size=2, num_blocks=num_blocks, budget=5, seats=4, windows=windows)
     for _ in range(3):
         harness.add([rng.randrange(VOCAB_SIZE) for _ in range(3)], 18, priority=rng.choice([0, 1]))
     for _ in range(rng.randrange(4, 10)):

@@ -21,7 +21,7 @@ class Adversary:
             num_blocks=self.num_blocks,
             budget=seats + rng.randrange(12),
             seats=seats,
-            num_groups=rng.choice([1, 1, 2]),
+            windows=rng.choice([(None,), (None,), (None, None), (None, 3), (5,)]),
         )
         self.longest = self.num_blocks * block_size + 1  # the last token is never run
         self.shared = [[rng.randrange(VOCAB_SIZE) for _ in range(self.longest)] for _ in range(2)]

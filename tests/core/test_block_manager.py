@@ -120,11 +120,11 @@ def test_the_least_recently_used_leaf_leaves_first() -> None:
     live(blocks, [1, 1, 1, 1, 2, 2, 2, 2, 0])
     live(blocks, [3, 3, 3, 3, 0])
     live(blocks, [1, 1, 1, 1, 2, 2, 2, 2, 0])  # used again: now the other one is older
-    blocks._evict(1)
+    blocks.supply.evict(1)
     assert live(blocks, [3, 3, 3, 3, 0]) == 0
     blocks.reset_prefix_cache()
     live(blocks, [1, 1, 1, 1, 2, 2, 2, 2, 0])
-    blocks._evict(1)
+    blocks.supply.evict(1)
     assert blocks.find_prefix(request_of([1, 1, 1, 1, 2, 2, 2, 2, 0])).num_tokens == 4, "the leaf goes, not its parent"
 
 
@@ -209,7 +209,7 @@ def test_a_branch_that_cannot_copy_cannot_grow() -> None:
 
 
 def test_a_node_holds_a_block_of_every_group() -> None:
-    blocks = BlockManager(kv_spec(4, num_groups=3), 12)
+    blocks = BlockManager(kv_spec(4, (None, None, None)), 12)
     request = request_of(list(range(9)))
     run(blocks, request)
     assert [len(table) for table in request.block_tables] == [3, 3, 3]
@@ -217,10 +217,10 @@ def test_a_node_holds_a_block_of_every_group() -> None:
     assert [node.block_ids for node in nodes] == list(zip(*[table[:2] for table in request.block_tables], strict=True))
     blocks.release(request)
     assert (blocks.pool.num_free, len(blocks.pool.idle)) == (6, 6)
-    blocks._evict(1)
+    blocks.supply.evict(1)
     assert (blocks.pool.num_free, len(blocks.pool.idle)) == (9, 3), "with a node go its blocks of all groups"
 
 
 def test_a_pool_without_room_for_one_block_a_group_is_refused() -> None:
     with pytest.raises(ConfigError, match="2 blocks"):
-        BlockManager(kv_spec(4, num_groups=3), 2)
+        BlockManager(kv_spec(4, (None, None, None)), 2)

@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
-from octavo.core import block_manager, events, scheduler
+from octavo.core import block_events, block_manager, events, scheduler
 from octavo.core.block_key import BlockKeyChain
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
+from octavo.core.radix_node import GONE
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
@@ -19,9 +20,9 @@ from octavo.testing.checking_executor import CheckingExecutor
 from tests.core.core_harness import Harness, kv_spec, squeeze, storm
 
 
-def replay_blocks(told: list[events.Event]) -> tuple[set[tuple[int, ...]], Counter[int]]:
-    """From the events alone: the token blocks that can be hit, and how often each block is held."""
-    resident: set[tuple[int, ...]] = set()
+def replay_blocks(told: list[events.Event]) -> tuple[set[int], Counter[int]]:
+    """From the events alone: the blocks that can be hit, and how often each block is held."""
+    resident: set[int] = set()
     tables: dict[str, list[list[int]]] = {}
     for event in told:
         if isinstance(event, events.PrefixAttached):
@@ -35,37 +36,55 @@ def replay_blocks(told: list[events.Event]) -> tuple[set[tuple[int, ...]], Count
             for table, source, target in zip(tables[event.request_id], event.sources, event.targets, strict=True):
                 table[table.index(source)] = target
         elif isinstance(event, events.BlocksCommitted):
-            resident.update(block.block_ids for block in event.blocks)
+            resident.update(block_id for one in (*event.twins, *event.blocks) for block_id in one.block_ids)
             first = event.num_blocks_before
             for index, twin in enumerate(event.twins, first):
-                for table, block_id in zip(tables[event.request_id], twin, strict=True):
+                for table, block_id in zip(tables[event.request_id], twin.block_ids, strict=True):
                     table[index] = block_id
         elif isinstance(event, events.BlocksEvicted):
-            resident.difference_update(event.blocks)
+            resident.difference_update(*event.blocks)
+        elif isinstance(event, events.BlocksPassed):
+            for table, passed in zip(tables[event.request_id], event.block_tables, strict=True):
+                first = table.index(passed[0]) if passed else 0
+                assert table[first : first + len(passed)] == list(passed)
+                assert set(table[:first]) <= {GONE}
+                table[first : first + len(passed)] = [GONE] * len(passed)
+        elif isinstance(event, events.BlocksDropped):
+            for table, dropped in zip(tables[event.request_id], event.block_tables, strict=True):
+                assert tuple(table[event.first : event.first + len(dropped)]) == dropped
+                del table[event.first : event.first + len(dropped)]
         elif isinstance(event, events.RequestForked):
             tables[event.child_id] = [list(table) for table in event.block_tables]
         elif isinstance(event, events.BlocksReleased):
             assert tables.pop(event.request_id) == [list(table) for table in event.block_tables]
-    return resident, Counter(block for held in tables.values() for table in held for block in table)
+    return resident, Counter(b for held in tables.values() for table in held for b in table if b != GONE)
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_f22_replaying_the_events_gives_the_cache_and_every_table(seed: int, num_groups: int) -> None:
+@pytest.mark.parametrize(
+    ("windows", "streaming"),
+    [((None,), False), ((None, None), False), ((None, 5), False), ((3,), False), ((3, 7), False), ((None, None), True)],
+)
+def test_f22_replaying_the_events_gives_the_cache_and_every_table(
+    seed: int, windows: tuple[int | None, ...], streaming: bool
+) -> None:
     rng = random.Random(seed)
-    harness = Harness(block_size=2, num_blocks=14, budget=9, seats=4, num_groups=num_groups)
+    harness = Harness(block_size=2, num_blocks=14, budget=9, seats=4, windows=windows)
     check_structure = harness.check_structure
 
     def check() -> None:
         check_structure()
         resident, held = replay_blocks(harness.events)
-        assert resident == {node.block_ids for node in harness.blocks.tree.nodes()}
+        assert resident == {b for node in harness.blocks.tree.nodes() for b in node.block_ids if b != GONE}
         assert [held[block] for block in range(harness.blocks.pool.num_blocks)] == harness.blocks.pool.ref_count
 
     harness.check_structure = check  # type: ignore[method-assign]
-    storm(harness, rng, 60)
+    storm(harness, rng, 60, streaming=streaming)
     kinds = {type(event).__name__ for event in harness.events}
-    assert {"BlocksCommitted", "BlocksEvicted", "BlocksCopied", "RequestForked", "BlocksReleased"} <= kinds
+    expected = {"BlocksCommitted", "BlocksEvicted", "BlocksCopied", "RequestForked", "BlocksReleased"}
+    assert expected <= kinds | ({"RequestForked"} if streaming else set())
+    assert ("BlocksPassed" in kinds) is any(windows)
+    assert ("BlocksDropped" in kinds) is streaming
 
 
 def test_every_request_has_one_beginning_and_one_end() -> None:
@@ -99,7 +118,7 @@ def test_without_listeners_no_event_is_made(monkeypatch: pytest.MonkeyPatch) -> 
         def __getattr__(self, name: str) -> object:
             raise AssertionError(f"{name} is made for nobody")
 
-    for module in (block_manager, scheduler):
+    for module in (block_events, block_manager, scheduler):
         monkeypatch.setattr(module, "events", NoEvents())
     monkeypatch.setattr("octavo.core.admission.events", NoEvents())
     run_alone(small_core())
@@ -116,7 +135,7 @@ def test_committed_blocks_carry_tokens_and_keys() -> None:
     assert committed
     for event in committed:
         above = key_of[event.parent_block_ids]
-        for block in event.blocks:
+        for block in (*event.twins, *event.blocks):
             (above,) = chain.extend(above, block.tokens)
             assert block.block_key == above
             key_of[block.block_ids] = above

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from octavo.core.streaming import StreamingLLM
 from tests.core.core_harness import VOCAB_SIZE, Harness, branch_storm, storm
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -19,6 +20,19 @@ PROMPTS = st.one_of(
     st.lists(TOKENS, min_size=1, max_size=20),
 )
 
+# Of each KV group: growing ones, windows smaller and larger than a block, in any order, with and without growing ones.
+WINDOWS = [
+    (None,),
+    (None,),
+    (None, None),
+    (None, 5),
+    (3, None),
+    (None, 2, 9),
+    (1, None),
+    (6,),
+    (2,),
+    (4, 11),
+]
 SWITCHES = [(True, True, True)] * 4 + [(False, True, True), (True, False, True), (True, True, False)]
 
 
@@ -28,18 +42,18 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(3, 16),
         seats=st.integers(1, 5),
         more_budget=st.integers(0, 16),
-        num_groups=st.sampled_from([1, 1, 2]),
+        windows=st.sampled_from(WINDOWS),
         switches=st.sampled_from(SWITCHES),
         vocab_size=st.sampled_from([VOCAB_SIZE, VOCAB_SIZE, 10]),  # a search needs some to choose from
     )
-    def start(self, block_size, num_blocks, seats, more_budget, num_groups, switches, vocab_size):
+    def start(self, block_size, num_blocks, seats, more_budget, windows, switches, vocab_size):
         prefix_caching, kv_cache, token_exact = switches
         self.harness = Harness(
             block_size=block_size,
             num_blocks=num_blocks,
             budget=seats + more_budget,
             seats=seats,
-            num_groups=num_groups,
+            windows=windows,
             prefix_caching=prefix_caching,
             kv_cache=kv_cache,
             token_exact=token_exact,
@@ -102,6 +116,16 @@ class EngineMachine(RuleBasedStateMachine):
                 repetition_penalty=penalty,
             )
 
+    @precondition(lambda self: not any(self.harness.windows))
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 30),
+        keep=st.builds(StreamingLLM, st.integers(1, 5), st.integers(1, 9), st.integers(1, 5)),
+        priority=st.sampled_from([0, 0, -1]),
+    )
+    def add_streaming(self, prompt, max_tokens, keep, priority):
+        self.harness.add(prompt, max_tokens, keep=keep, priority=priority)
+
     @rule(count=st.integers(1, 5))
     def step(self, count):
         for _ in range(count):
@@ -156,7 +180,7 @@ def test_storms(seed: int) -> None:
             num_blocks=rng.randrange(5, 24),
             budget=seats + rng.randrange(20),
             seats=seats,
-            num_groups=rng.choice([1, 1, 2]),
+            windows=rng.choice(WINDOWS),
             kv_cache=rng.random() < 0.9,
             token_exact=rng.random() < 0.9,
         )
@@ -176,7 +200,7 @@ def test_branch_storms(seed: int) -> None:
             num_blocks=rng.randrange(6, 30),
             budget=seats + rng.randrange(20),
             seats=seats,
-            num_groups=rng.choice([1, 1, 2]),
+            windows=rng.choice(WINDOWS),
             prefix_caching=rng.random() < 0.8,
             kv_cache=rng.random() < 0.9,
             token_exact=rng.random() < 0.9,

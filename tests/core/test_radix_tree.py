@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from octavo.core import sorted_keys
 from octavo.core.block_key import BlockKeyChain
-from octavo.core.radix_tree import Node, RadixTree, common_tokens
+from octavo.core.radix_node import Node
+from octavo.core.radix_tree import RadixTree, common_tokens
 from octavo.core.sorted_keys import SortedKeys
 
 

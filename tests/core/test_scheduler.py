@@ -360,11 +360,11 @@ def test_f15_not_even_the_long_prompt_of_one_who_comes_before() -> None:
     harness.empty()
 
 
-@pytest.mark.parametrize("num_groups", [1, 2])
+@pytest.mark.parametrize("windows", [(None,), (None, None), (None, 3), (4, 1)])
 @pytest.mark.parametrize("num_blocks", range(6, 14))
-def test_f14_tiny_pools_end(num_blocks: int, num_groups: int) -> None:
+def test_f14_tiny_pools_end(num_blocks: int, windows: tuple[int | None, ...]) -> None:
     """Everybody needs nearly the whole pool; the first always progresses (the harness asserts it at each step)."""
-    harness = Harness(block_size=2, num_blocks=num_blocks, budget=5, seats=5, num_groups=num_groups)
+    harness = Harness(block_size=2, num_blocks=num_blocks, budget=5, seats=5, windows=windows)
     most = num_blocks * 2 + 1
     for n in range(6):
         num_prompt = 1 + (n * 5) % (most - 2)

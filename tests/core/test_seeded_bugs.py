@@ -18,6 +18,7 @@ from octavo.core.prefix_waits import PrefixWaits
 from octavo.core.progress import Progress
 from octavo.core.radix_tree import RadixTree
 from octavo.core.request import Request, RequestStatus
+from octavo.core.room import Room
 from octavo.core.running import Running
 from octavo.core.scheduler import Scheduler
 from octavo.core.status import Counters
@@ -26,6 +27,7 @@ from tests.core.core_harness import Harness, branch_storm, squeeze, storm
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 BUGS: dict[str, Patch] = {}
+STORM_WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None, 5), (None,), (None, None))
 
 
 def bug(put_in: Patch) -> Patch:
@@ -37,22 +39,21 @@ def run_storms() -> None:
     """Tight pools, many branches and ends; the same ones with and without a bug."""
     for seed in range(12):
         rng = random.Random(seed)
-        num_groups = 2 if seed % 4 == 3 else 1
-        harness = Harness(block_size=rng.choice([2, 4]), num_blocks=11, budget=9, seats=4, num_groups=num_groups)
+        windows = STORM_WINDOWS[seed % 4]
+        harness = Harness(block_size=rng.choice([2, 4]), num_blocks=11, budget=9, seats=4, windows=windows)
         storm(harness, rng, 80)
-        assert squeeze(rng, num_groups).core.status().preemptions, "the squeeze does not squeeze"
+        assert squeeze(rng, windows).core.status().preemptions, "the squeeze does not squeeze"
 
 
 def run_branch_storms() -> None:
     for seed in range(25):
         rng = random.Random(seed)
-        num_groups = 2 if seed % 4 == 3 else 1
         harness = Harness(
             block_size=rng.choice([2, 4]),
             num_blocks=24,
             budget=9,
             seats=6,
-            num_groups=num_groups,
+            windows=STORM_WINDOWS[seed % 4],
             prefix_caching=seed % 3 != 1,
             vocab_size=rng.choice([3, 12]),
         )
@@ -132,9 +133,9 @@ def namespace_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def match_takes_the_last_token(patch: pytest.MonkeyPatch) -> None:
     look_up = prefix_match.look_up
 
-    def off_by_one(tree: RadixTree, request: Request, block_size: int, *, token_exact: bool) -> object:
+    def off_by_one(tree: RadixTree, request: Request, *sizes: object, token_exact: bool) -> object:
         request.token_ids.append(0)
-        found = look_up(tree, request, block_size, token_exact=token_exact)
+        found = look_up(tree, request, *sizes, token_exact=token_exact)  # type: ignore[arg-type]
         request.token_ids.pop()
         return found
 
@@ -298,10 +299,11 @@ def nobody_is_preempted(patch: pytest.MonkeyPatch) -> None:
 
 @bug
 def admission_counts_idle_hits_twice(patch: pytest.MonkeyPatch) -> None:
-    def optimistic(self: BlockManager, request: Request, match: prefix_match.PrefixMatch) -> int:
-        return self.spec.blocks_for_tokens(len(request.token_ids)) - 2 * len(match.nodes) * self.num_groups
+    def optimistic(self: Room, request: Request, match: prefix_match.PrefixMatch) -> int:
+        spec = self._blocks.spec
+        return spec.blocks_for_tokens(len(request.token_ids)) - 2 * len(match.nodes) * len(spec.groups)
 
-    patch.setattr(BlockManager, "blocks_to_hold", optimistic)
+    patch.setattr(Room, "to_hold", optimistic)
     patch.setattr(Scheduler, "_preempt", lambda self, request, draft: pytest.fail("preempted on admission"))
 
 

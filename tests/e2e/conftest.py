@@ -9,14 +9,24 @@ from transformers import PreTrainedModel
 
 
 @pytest.fixture(scope="session")
+def gemma3_reference(gemma3_path: Path) -> PreTrainedModel:
+    """transformers' model of the same file, dequantised to f32."""
+    return dequantised(gemma3_path)
+
+
+@pytest.fixture(scope="session")
 def smollm2_reference(smollm2_path: Path) -> PreTrainedModel:
     """transformers' model of the same file, dequantised to f32."""
+    return dequantised(smollm2_path)
+
+
+def dequantised(path: Path) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        smollm2_path.parent,
-        gguf_file=smollm2_path.name,
+        path.parent,
+        gguf_file=path.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=torch.float32,
     )

@@ -22,6 +22,7 @@ from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
+from octavo.core.streaming import StreamingLLM
 from octavo.executor.batch import is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
@@ -34,11 +35,14 @@ Ids = Sequence[int]
 
 
 def fill_slots_with_nan(kv: KVLayer, block_id: int, first_slot: int) -> None:
-    """NaN in K and V of slots [first_slot, block_size) of one layer: all bits set, or as the codec writes it."""
+    """NaN in K and V, or the latent, of slots [first_slot, block_size) of one layer: all bits set, or by the codec."""
     if kv.kv_format not in ("f32", "bf16"):
         fill_by_codec(kv, block_id, first_slot)
         return
     item = np.uint16 if kv.kv_format == "bf16" else np.uint32
+    if kv.kind == "latent":
+        fill_latents_with_nan(kv, block_id, first_slot, item)
+        return
     tiles, size, dim = kv.block_size // 16, kv.block_size, kv.head_dim
     start = block_id * kv.block_bytes + kv.layer_offset
     num_bytes = 2 * kv.num_kv_heads * size * dim * np.dtype(item).itemsize
@@ -65,7 +69,18 @@ def fill_by_codec(kv: KVLayer, block_id: int, first_slot: int) -> None:
         nothing = np.full((16 - slot, kv.head_dim), np.nan, np.float32)
         for head in range(kv.num_kv_heads):
             form.write_k(heads[head, tile, :k_bytes], slot, nothing)
-            form.write_v(heads[head, tile, k_bytes:], slot, nothing)
+            if v_bytes:
+                form.write_v(heads[head, tile, k_bytes:], slot, nothing)
+
+
+def fill_latents_with_nan(kv: KVLayer, block_id: int, first_slot: int, item: type[np.unsignedinteger]) -> None:
+    """Tiles are those of K alone: in f32 [head_dim][16], in bf16 [head_dim / 2][16][2]."""
+    start = block_id * kv.block_bytes + kv.layer_offset
+    num_bytes = kv.block_size * kv.head_dim * np.dtype(item).itemsize
+    width = 2 if kv.kv_format == "bf16" else 1
+    tiles = kv.pool[start : start + num_bytes].view(item).reshape(kv.block_size // 16, kv.head_dim // width, 16, width)
+    for slot in range(first_slot, kv.block_size):
+        tiles[slot // 16, :, slot % 16] = np.iinfo(item).max
 
 
 class Recorder:
@@ -79,7 +94,7 @@ class Recorder:
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         size = kv_layers[0].block_size
         lengths = np.diff(batch.query_start)
-        for sequence, (start, length) in enumerate(zip(batch.start_position, lengths, strict=True)):
+        for sequence, (start, length) in enumerate(zip(batch.slots, lengths, strict=True)):
             for index in range(int(start) // size, (int(start) + int(length) - 1) // size + 1):
                 for kv in kv_layers:
                     block_id = int(batch.block_tables[kv.group, sequence, index])
@@ -141,8 +156,17 @@ class Engine:
         assert index == len(logits)
         return result
 
-    def add(self, name: str, prompt: Ids, params: SamplingParams = GREEDY, *, seed: int = 0, priority: int = 0) -> None:
-        self.core.add(Request(name, prompt, params, seed=seed, priority=priority))
+    def add(
+        self,
+        name: str,
+        prompt: Ids,
+        params: SamplingParams = GREEDY,
+        *,
+        seed: int = 0,
+        priority: int = 0,
+        keep: StreamingLLM | None = None,
+    ) -> None:
+        self.core.add(Request(name, prompt, params, seed=seed, priority=priority, keep=keep))
 
     def step(self) -> None:
         for output in self.core.step():
@@ -169,9 +193,17 @@ class Engine:
         assert all(answer.num_finals == 1 for answer in self.answers.values() if answer.final is not None)
         assert all(answer.final is not None for name, answer in self.answers.items() if "#" not in name)
 
-    def ask(self, name: str, prompt: Ids, params: SamplingParams = GREEDY, *, seed: int = 0) -> Answer:
+    def ask(
+        self,
+        name: str,
+        prompt: Ids,
+        params: SamplingParams = GREEDY,
+        *,
+        seed: int = 0,
+        keep: StreamingLLM | None = None,
+    ) -> Answer:
         """Run one request, and whatever else is there, to the end."""
-        self.add(name, prompt, params, seed=seed)
+        self.add(name, prompt, params, seed=seed, keep=keep)
         self.run()
         return self.answers[name]
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.errors import MemoryBudgetError
 from octavo.executor.kv_storage import KVStorage
@@ -73,6 +74,53 @@ def test_the_default_is_half_of_what_is_there_up_to_4_gib() -> None:
     )  # 6 GiB: one request
 
 
+FULL, WINDOW = LayerGeometry(2, 16, "bf16"), LayerGeometry(2, 16, "bf16", window=64)
+LAYER = BLOCK // 2  # bytes of a block of one layer
+
+
+def window_plan(layers: list[LayerGeometry], num_blocks: int, asked: int | None = None, *, step: int = 32) -> CachePlan:
+    spec = KVSpec(build_groups(layers), 16)
+    return plan_cache(
+        spec,
+        budget_bytes=spec.pool_bytes(num_blocks),
+        available_bytes=GIB,
+        asked_model_len=asked,
+        longest_context=4096,
+        step_tokens=step,
+    )
+
+
+def test_window_layers_take_their_window_and_a_step() -> None:
+    """A group of each kind: 256 blocks of the full layer, 4 + 3 of the window's while a step computes 32 tokens."""
+    made = window_plan([FULL, WINDOW], 256 + 7)
+    assert (made.max_model_len, made.kv_tokens, made.degraded) == (4096, 4096, ())
+    assert made.kv_bytes == (256 + 7) * LAYER
+    assert made.max_concurrency == 1.0
+    assert window_plan([FULL, WINDOW], 2 * (256 + 5) + 2).max_concurrency == 2.0
+    short = window_plan([FULL, WINDOW], 256 + 6)
+    assert short.max_model_len == 4080
+    (told,) = short.degraded
+    assert "one request of 4096 tokens needs 263 blocks" in told
+
+
+def test_windows_alone_hold_a_text_of_any_length() -> None:
+    made = window_plan([WINDOW] * 3, 7)
+    assert (made.max_model_len, made.kv_tokens, made.kv_bytes) == (4096, 4096, 7 * 3 * LAYER)
+    assert window_plan([WINDOW] * 3, 6).max_model_len == 96
+    with pytest.raises(MemoryBudgetError, match="97 tokens needs 7 blocks"):
+        window_plan([WINDOW] * 3, 6, 97)
+
+
+def test_the_boot_line_tells_of_groups_and_padding() -> None:
+    assert "KV cache: 300 blocks x 16 in 2 KV groups, 1 with a window = 4688 tokens" in str(
+        window_plan([FULL, WINDOW], 300)
+    )
+    assert "7 blocks x 16 in 1 KV group with a window = 4096 tokens" in str(window_plan([WINDOW], 7))
+    thin = LayerGeometry(2, 48, "bf16", window=64)
+    made = window_plan([LayerGeometry(2, 64, "bf16"), thin, thin], 900)
+    assert "in 3 KV groups, 2 with a window, 16.7% padding =" in str(made)
+
+
 @given(st.integers(1, 4), st.sampled_from([16, 32]), st.integers(1, 50), st.integers(1, 900))
 @settings(max_examples=60, deadline=None)
 def test_what_is_planned_is_what_is_allocated(layers: int, block_size: int, blocks: int, spare: int) -> None:
@@ -88,3 +136,13 @@ def test_what_is_planned_is_what_is_allocated(layers: int, block_size: int, bloc
     assert storage.allocated_bytes == storage.pool.nbytes == made.kv_bytes
     assert made.kv_bytes <= spec.pool_bytes(blocks) + spare
     assert spec.blocks_for_tokens(made.max_model_len) <= made.num_blocks
+
+
+def test_a_policy_that_drops_tokens_bounds_what_a_request_needs() -> None:
+    """320 slots are 20 blocks, whatever the length; with fewer the length is what they hold."""
+    common = {"available_bytes": GIB, "asked_model_len": None, "longest_context": 4096, "most_slots": 320}
+    made = plan_cache(SPEC, budget_bytes=40 * BLOCK, **common)  # type: ignore[arg-type]
+    assert (made.max_model_len, made.max_request_tokens, made.max_concurrency) == (4096, 4096, 2.0)
+    tight = plan_cache(SPEC, budget_bytes=19 * BLOCK, **common)  # type: ignore[arg-type]
+    assert (tight.max_model_len, tight.max_request_tokens) == (304, 304)
+    assert plan(10 * BLOCK).max_request_tokens == 160

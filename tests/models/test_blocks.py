@@ -9,8 +9,8 @@ import pytest
 
 from octavo.kernels.ops import F32, U8
 from octavo.kernels.reference import ReferenceLinear, ReferenceOps
+from octavo.models.llama_weights import ModelWeights, load_weights
 from octavo.models.loader import open_model
-from octavo.models.weights import ModelWeights, load_weights
 from tests.models.tiny_gguf import make_tiny_gguf
 
 

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 
 from octavo.errors import ConfigError, ModelError
-from octavo.models.config import ModelConfig, RopeConfig
-from octavo.models.config_json import config_from_json
+from octavo.models.config import SUPPORTED_ARCHITECTURES, RopeConfig, check_context
+from octavo.models.families import FAMILIES as READERS
+from octavo.models.families import config_from_json
+from octavo.models.llama_config import LlamaConfig
 from tests.models.tiny_models import FAMILIES, tiny_config
 
 LLAMA3_ROPE = FAMILIES["llama3"]["rope_scaling"]
 
 
-def read(family: str = "llama2", **overrides: Any) -> ModelConfig:
+def read(family: str = "llama2", **overrides: Any) -> LlamaConfig:
     return config_from_json(tiny_config(family, **overrides))
 
 
-def without(*names: str, family: str = "llama2", **overrides: Any) -> ModelConfig:
+def without(*names: str, family: str = "llama2", **overrides: Any) -> LlamaConfig:
     config = tiny_config(family, **overrides)
     return config_from_json({name: value for name, value in config.items() if name not in names})
 
@@ -30,7 +32,7 @@ def test_llama() -> None:
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
     assert config.rope == RopeConfig(10000.0)
     assert [config.qkv_bias, config.output_bias, config.mlp_bias, config.q_k_norm] == [False] * 4
-    assert config.sliding_window is None
+    assert config.windows == ()
 
 
 def test_biases_and_norms_of_each_family() -> None:
@@ -55,7 +57,7 @@ def test_what_is_left_out_is_the_default_of_the_architecture() -> None:
     assert without("rope_theta").rope.theta == 10000.0
     assert without("max_position_embeddings").max_position_embeddings == 2048
     assert without("tie_word_embeddings").tie_word_embeddings is False
-    assert without("sliding_window", family="mistral").sliding_window == 4096
+    assert without("sliding_window", family="mistral").windows == (4096,) * 3
     assert without("head_dim", family="qwen3").head_dim == 128
     assert without("architectures").architecture == "LlamaForCausalLM"
 
@@ -75,11 +77,11 @@ def test_every_spelling_of_rope(fields: dict[str, Any], rope: RopeConfig) -> Non
     assert read(**fields).rope == rope
 
 
-@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su"])
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_rope_kinds_that_are_missing_are_refused(kind: str, key: str) -> None:
     with pytest.raises(
-        ModelError, match=f"rope type '{kind}' is not supported yet; supported are default, linear, llama3"
+        ModelError, match=f"rope type '{kind}' is not supported yet; supported are default, linear, llama3, yarn"
     ):
         read(rope_scaling={key: kind, "factor": 2.0})
 
@@ -87,11 +89,8 @@ def test_rope_kinds_that_are_missing_are_refused(kind: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("GPT2LMHeadModel", "'GPT2LMHeadModel' is not supported; supported are LlamaForCausalLM"),
-        ("GemmaForCausalLM", "'GemmaForCausalLM' is not supported yet.*windows.*supported are LlamaForCausalLM"),
-        ("Gemma3ForCausalLM", "not supported yet"),
-        ("MixtralForCausalLM", "mixture of experts"),
-        ("Qwen3MoeForCausalLM", "mixture of experts"),
+        ("MambaForCausalLM", "'MambaForCausalLM' is not supported; supported are LlamaForCausalLM"),
+        ("T5ForConditionalGeneration", "is not supported; supported are LlamaForCausalLM"),
     ],
 )
 def test_other_architectures_are_refused(name: str, words: str) -> None:
@@ -107,7 +106,7 @@ def test_quantised_weights_are_refused(method: str) -> None:
 
 @pytest.mark.parametrize("field", ["num_local_experts", "num_experts", "n_routed_experts"])
 def test_experts_are_refused(field: str) -> None:
-    with pytest.raises(ModelError, match=f"{field} is 8: mixtures of experts"):
+    with pytest.raises(ModelError, match=f"{field} is 8, and this architecture has no experts"):
         read(**{field: 8})
 
 
@@ -160,33 +159,45 @@ def test_no_architecture_at_all() -> None:
         config_from_json({"hidden_size": 64})
 
 
-def test_windows_in_some_layers_are_refused() -> None:
-    with pytest.raises(ModelError, match="use_sliding_window is true"):
-        read("qwen2", use_sliding_window=True)
-    with pytest.raises(ModelError, match="sliding_attention"):
-        read("qwen3", layer_types=["full_attention", "sliding_attention", "full_attention"])
+def test_windows_in_some_layers() -> None:
+    assert read("qwen2", use_sliding_window=True, max_window_layers=1).windows == (None, 128, 128)
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    assert read("qwen3", layer_types=types, use_sliding_window=True, sliding_window=64).windows == (None, 64, None)
+    for wrong in (types[:2], ["chunked_attention"] * 3, "sliding_attention"):
+        with pytest.raises(ModelError, match="layer_types"):
+            read("qwen3", layer_types=wrong, use_sliding_window=True)
 
 
-def test_context_within_the_window() -> None:
+def test_a_window_does_not_limit_the_context() -> None:
     config = read("mistral_window")
-    assert config.max_context == 128
-    config.check_context(128)
-    with pytest.raises(ConfigError, match=r"--max-model-len 129 .* window of 128 tokens.*choose at most 128"):
-        config.check_context(129)
+    assert config.windows == (128,) * 3
+    check_context(config, 512)
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_impossible_windows_are_refused(window: int) -> None:
+    with pytest.raises(ModelError, match=f"sliding_window is {window}; it must be at least 1 token"):
+        read("mistral_window", sliding_window=window)
+
+
+def test_every_supported_architecture_has_a_family() -> None:
+    assert sorted(SUPPORTED_ARCHITECTURES) == sorted(name for family in READERS for name in family.architectures)
+    for family in READERS:
+        assert set(family.architectures) >= {*family.model_types.values(), *family.gguf_names.values()}
+        assert bool(family.gguf_names) == (family.from_gguf is not None)
 
 
 def test_context_within_the_positions() -> None:
     config = read("mistral")
-    assert config.max_context == 512
-    config.check_context(512)
+    check_context(config, 512)
     with pytest.raises(ConfigError, match=r"--max-model-len 513 is more than the 512 positions"):
-        config.check_context(513)
+        check_context(config, 513)
     with pytest.raises(ConfigError, match="must be 1 to 512"):
-        config.check_context(0)
+        check_context(config, 0)
 
 
-def test_an_unused_window_does_not_limit() -> None:
-    assert read("qwen2").max_context == 512
+def test_an_unused_window_is_none() -> None:
+    assert read("qwen2").windows == ()
 
 
 def test_messages_stay_short() -> None:

@@ -157,7 +157,7 @@ def test_gguf_errors_name_the_file(tmp_path: Path) -> None:
 def test_gguf_rope_tensor_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.models.tiny_gguf._llama3_divisors", lambda config: np.ones(5, np.float32))
     make_tiny_gguf(tmp_path / "bad.gguf", "llama3", "F32")
-    with pytest.raises(ModelError, match=r"'rope_freqs\.weight' has the shape \[5\] where heads of 16"):
+    with pytest.raises(ModelError, match=r"'rope_freqs\.weight' has the shape \[5\] where .* asks for \[8\]"):
         open_model(tmp_path / "bad.gguf")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.models.config_json import config_from_json
+from octavo.models.families import config_from_json
 from octavo.models.rope import RopeTables, inverse_frequencies
 from tests.models.tiny_models import tiny_config
 

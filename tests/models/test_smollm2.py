@@ -40,7 +40,7 @@ def test_config(smollm2_path: Path) -> None:
     source = open_model(smollm2_path)
     config = source.config
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
-    assert (config.vocab_size, config.max_context, config.dtype) == (49152, 8192, "q4_1")
+    assert (config.vocab_size, config.max_position_embeddings, config.dtype) == (49152, 8192, "q4_1")
     assert config.tie_word_embeddings
     assert source.generation.eos_token_ids == (2,)
     assert source.generation.chat_template is not None

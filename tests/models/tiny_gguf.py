@@ -61,12 +61,12 @@ def make_tiny_gguf(
     architecture = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, config, architecture)
-    _add_tokenizer(writer, config)
+    add_tokenizer(writer, config)
     rng = np.random.default_rng(seed)
     meaning = {}
     for name, values in tiny_weights(config, seed).items():
         heads = _heads(name, config) if architecture == "llama" else 0
-        stored = _interleave(values, heads) if heads else values
+        stored = interleave(values, heads) if heads else values
         if values.ndim == 1:
             writer.add_tensor(gguf_name(name), stored)
             meaning[name] = values
@@ -111,7 +111,7 @@ def _heads(name: str, config: dict[str, Any]) -> int:
     return int(config["num_key_value_heads"]) if ".k_proj." in name else 0
 
 
-def _interleave(values: F32, heads: int) -> F32:
+def interleave(values: F32, heads: int) -> F32:
     """Rows j and j + head_dim / 2 of a head become rows 2j and 2j + 1, as converters for llama do."""
     halves = values.reshape(heads, 2, -1, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
@@ -144,7 +144,7 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any], architecture: s
     writer.add_array("test.numbers", list(range(100)))
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     model = json.loads(tiny_tokenizer().to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]

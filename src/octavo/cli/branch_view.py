@@ -8,6 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from octavo.core.radix_node import GONE
+
 if TYPE_CHECKING:
     from octavo.core.sharing import BranchMemory, BranchTable, Sharing
 
@@ -30,9 +32,10 @@ def memory_view(memory: BranchMemory) -> Group:
 
 
 def blocks_of(row: BranchTable, group: int) -> Text:
-    """The blocks in their order; a long run of shared ones is cut in its middle."""
+    """The blocks in their order, without those that a window has passed; a long run of shared ones is cut."""
     blocks = row.block_ids[group]
-    shared, own = blocks[: row.num_shared], blocks[row.num_shared :]
+    shared = [block for block in blocks[: row.num_shared] if block != GONE]
+    own = [block for block in blocks[row.num_shared :] if block != GONE]
     parts = [(SHARED, str(block)) for block in shared]
     if len(shared) > SHOWN_SHARED:
         half = SHOWN_SHARED // 2

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import click
 
 from octavo.cli.chat import chat
+from octavo.cli.convert import convert
 from octavo.cli.doctor import doctor
 from octavo.cli.generate import generate
 from octavo.cli.models import models
@@ -50,7 +51,7 @@ def octavo(context: click.Context, debug: bool) -> None:
     context.meta[DEBUG_KEY] = debug
 
 
-for _command in (serve, chat, generate, pull, models, doctor):
+for _command in (serve, chat, generate, convert, pull, models, doctor):
     octavo.add_command(_command)
 
 

@@ -14,6 +14,7 @@ from octavo.core.branches import Branches
 from octavo.core.prefix_match import PrefixMatch
 from octavo.core.prefix_waits import PrefixWaits
 from octavo.core.request import Request
+from octavo.core.room import Room
 from octavo.core.waiting_queue import WaitingQueue
 
 LOOKS_AT_ONCE = 64  # requests that a look at the queue may send to wait for a prefix; the next step goes on
@@ -22,10 +23,11 @@ LOOKS_AT_ONCE = 64  # requests that a look at the queue may send to wait for a p
 class Admission:
     """Invariant: a waiting request is either in the queue or waits for a prefix."""
 
-    __slots__ = ("_blocked", "_blocks", "_queue", "_waits")
+    __slots__ = ("_blocked", "_blocks", "_queue", "_room", "_waits")
 
-    def __init__(self, blocks: BlockManager) -> None:
+    def __init__(self, blocks: BlockManager, room: Room) -> None:
         self._blocks = blocks
+        self._room = room
         self._queue = WaitingQueue()
         self._waits = PrefixWaits(blocks.block_size)
         # The head that found no room (its order), and the available blocks and running requests of that time: no second
@@ -72,7 +74,7 @@ class Admission:
             if self._must_wait(request, match):
                 self._queue.pop()
                 continue
-            if not self._has_room(request, match, running, groups):
+            if not self._room.is_there(request, match, running, groups):
                 self._blocked = (request.order, self._blocks.pool.num_available, len(running))
                 return None
             self._queue.pop()
@@ -92,19 +94,3 @@ class Admission:
         if found is not None and self._blocks.listeners:
             self._blocks.tell(events.RequestWaits(request.request_id, *found))
         return found is not None
-
-    def _has_room(
-        self, request: Request, match: PrefixMatch, running: Sequence[Request], groups: Iterable[Branches]
-    ) -> bool:
-        """All known tokens fit, beside what running requests still need for theirs and a block for each of them."""
-        blocks, reserved = self._blocks, 0
-        for other in running:
-            held = len(other.block_tables[0]) * blocks.num_groups
-            reserved += max(0, blocks.spec.blocks_for_tokens(len(other.token_ids)) - held) + blocks.num_groups
-        for group in groups:  # branches that are still to come: their tails, and a block for each
-            reserved += group.blocks_to_join(group.joins, blocks.spec)
-            reserved += (group.num_seats - group.num_running) * blocks.num_groups
-        needed = blocks.blocks_to_hold(request, match)
-        if request.group is not None:
-            needed += request.group.blocks_to_join(request.group.all_joins(), blocks.spec)
-        return needed + reserved <= blocks.pool.num_available

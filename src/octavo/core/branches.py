@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from octavo.core.beam_search import BeamRules, BeamSearch
-from octavo.core.kv_spec import KVSpec
+from octavo.core.radix_node import GONE
 from octavo.core.radix_tree import common_tokens
 from octavo.core.request import Request, RequestStatus
 from octavo.core.seeds import branch_seed
@@ -102,14 +102,6 @@ class Branches:
             joins.append(Join(self.open[index], self.open[agreed.index(max(agreed))], max(agreed)))
         return joins
 
-    def blocks_to_join(self, joins: Sequence[Join], spec: KVSpec) -> int:
-        """Blocks of their own that branches need to hold their known tokens, beside what they share."""
-        needed = 0
-        for join in joins:
-            shared = join.at // spec.block_size * len(spec.groups) if self.shares_blocks else 0
-            needed += spec.blocks_for_tokens(len(join.child.token_ids)) - shared
-        return needed
-
     def stop_of(self, request: Request) -> int:
         """The position at which rows of a branch must end, as others join it there."""
         if not self.joins:
@@ -156,14 +148,16 @@ class Branches:
         return ran
 
     def measure(self) -> None:
-        """Count what is shared now. All KV groups share alike."""
-        tables = [branch.block_tables[0] for branch in self.open if branch.block_tables]
-        if not tables:
+        """Count what is shared now."""
+        holding = [branch for branch in self.open if branch.block_tables]
+        if not holding:
             self.sharing = replace(self.sharing, saved_blocks=0)
             return
-        num_groups = max(len(branch.block_tables) for branch in self.open)
-        blocks, total = count_blocks(tables)
-        saved, held, peak = (total - blocks) * num_groups, blocks * num_groups, self.sharing
+        held = total = 0
+        for group in range(len(holding[0].block_tables)):
+            different, counted = count_blocks([branch.held_blocks(group) for branch in holding])
+            held, total = held + different, total + counted
+        saved, peak = total - held, self.sharing
         is_peak = saved > peak.peak_saved_blocks
         self.sharing = Sharing(saved, saved, held) if is_peak else replace(peak, saved_blocks=saved)
 
@@ -182,5 +176,5 @@ class Branches:
             )
             for branch in self.open
         )
-        blocks = len({block for table in tables for of_group in table.block_ids for block in of_group})
+        blocks = len({block for table in tables for of_group in table.block_ids for block in of_group} - {GONE})
         return BranchMemory(self.request_id, tables, blocks, self.sharing)

@@ -2,6 +2,8 @@
 
 The order of events is the order of decisions. Replaying `BlocksCommitted` and `BlocksEvicted` gives the exact set of
 blocks that a prefix can hit.
+
+Where a window has passed, -1 stands for the block.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class RequestAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class PrefixAttached:
-    """The request now holds these cached blocks, one table per KV group."""
+    """The request now holds these cached blocks, one table per KV group; -1 is none, as a window has passed it."""
 
     request_id: str
     block_tables: tuple[tuple[int, ...], ...]
@@ -83,30 +85,57 @@ class CommittedBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlocksCommitted:
-    """Computed blocks can be hit from now on. They follow each other; the first follows `parent_block_ids`.
+    """Computed blocks can be hit from now on: `twins`, then `blocks`, each following the one before.
 
-    `twins`, which come before them, are blocks whose tokens another request had committed: the request gave its own
-    back and holds the other's.
+    `twins` are token blocks that another request had committed: the request gave its own blocks back and holds the
+    other's. Where the other's had been evicted, behind a window, the request's own took the place.
     """
 
     request_id: str
     namespace: str
     num_blocks_before: int  # token blocks of the request that were committed earlier
-    parent_block_ids: tuple[int, ...]  # of the block that `blocks` follow; empty: the root of the namespace
+    parent_block_ids: tuple[int, ...]  # of the block that the first one follows; empty: the root of the namespace
     blocks: tuple[CommittedBlock, ...]
-    twins: tuple[tuple[int, ...], ...]
+    twins: tuple[CommittedBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksEvicted:
-    """Blocks that can be hit no more and are free; one tuple per token block, children before parents."""
+    """Blocks that can be hit no more and are free; one tuple per token block, children before parents.
+
+    A tuple has one entry per KV group: -1 where no block leaves. A token block is forgotten when none of its blocks is
+    left, and nothing follows it.
+    """
 
     blocks: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksPassed:
+    """The request let go of the first blocks that it held of KV groups with a window; one table per group.
+
+    In its tables -1 stands for them. Committed ones stay cached if nobody else holds them, and are evicted first.
+    """
+
+    request_id: str
+    block_tables: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksDropped:
+    """The request keeps these blocks no more; they stood in its tables from index `first` on, others move up."""
+
+    request_id: str
+    first: int
+    block_tables: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksReleased:
-    """The request let go of everything it held. Its committed blocks stay cached if nobody else holds them."""
+    """The request let go of everything it held. Its committed blocks stay cached if nobody else holds them.
+
+    -1 stands for blocks that a window had passed.
+    """
 
     request_id: str
     block_tables: tuple[tuple[int, ...], ...]
@@ -143,6 +172,8 @@ Event = (
     | BlocksCopied
     | BlocksCommitted
     | BlocksEvicted
+    | BlocksPassed
+    | BlocksDropped
     | BlocksReleased
     | RequestForked
     | RequestPreempted

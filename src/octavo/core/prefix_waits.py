@@ -11,7 +11,8 @@ time, every wait ends.
 
 from __future__ import annotations
 
-from octavo.core.radix_tree import Node, common_tokens
+from octavo.core.radix_node import Node
+from octavo.core.radix_tree import common_tokens
 from octavo.core.request import Request
 
 Place = tuple[Node | str, bytes]  # the node, or the namespace for its root, and the tokens of the next block
@@ -38,7 +39,7 @@ class PrefixWaits:
         """A running request starts, or has committed. Returns those that need not wait for it any more."""
         self._leave(request)
         start = request.num_committed_blocks * self._block_size
-        if start + self._block_size <= len(request.token_ids):  # known tokens: what is yet to be sampled nobody awaits
+        if start + self._block_size <= request.num_sharable_tokens:  # what is yet to be sampled nobody awaits
             tokens = request.token_ids[start : start + self._block_size].tobytes()
             place: Place = (request.node or request.namespace, tokens)
             if place not in self._computing:
@@ -76,9 +77,10 @@ class PrefixWaits:
         if computing is None or computing.order > request.order:
             return None
         shared = common_tokens(computing.token_ids.tobytes(), request.token_ids.tobytes())
-        num_blocks = min(shared // size, usable)
+        num_blocks = min(min(shared, computing.num_sharable_tokens) // size, usable)
         self._waiting.setdefault(computing.request_id, []).append((num_blocks, request))
         self._waits_for[request.request_id] = computing.request_id
+        computing.num_shared_blocks = max(computing.num_shared_blocks, num_blocks)  # there its windows are wanted
         return computing.request_id, num_blocks
 
     def _release(self, request: Request, committed: int | None) -> list[Request]:

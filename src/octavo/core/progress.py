@@ -127,7 +127,7 @@ class Progress:
         if finish_reason is not None:
             return self._finish(request, finish_reason, token=token)
         if not self._config.enable_kv_cache:
-            request.num_computed_tokens = 0
+            self._blocks.restart(request)
         return output_of(request, token)
 
     def _advance_search(self, group: Branches) -> list[RequestOutput]:
@@ -158,7 +158,7 @@ class Progress:
         for beam, one in zip(group.open, going_on, strict=True):
             beam.token_ids.append(one.token_id)
             if not self._config.enable_kv_cache:
-                beam.num_computed_tokens = 0
+                self._blocks.restart(beam)
         return []
 
     def _end_whole(self, request: Request, finish_reason: str, error: str | None) -> list[RequestOutput]:

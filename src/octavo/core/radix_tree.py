@@ -1,8 +1,9 @@
 """Index from token prefixes to the blocks that hold their K and V. It owns no block and knows no request.
 
 One node stands for one token block (docs/decisions/0001): a path is never split, so a node, once handed out, stays
-what it is until it is removed. Tokens are compared as the bytes of their 4-byte ids, which is the fastest that Python
-has. Prefixes of different namespaces never meet: each has its own root.
+what it is until it is removed; but blocks of groups with a window may leave it before, and come back. Tokens are
+compared as the bytes of their 4-byte ids, which is the fastest that Python has. Prefixes of different namespaces never
+meet: each has its own root.
 """
 
 from __future__ import annotations
@@ -10,44 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from octavo.core.block_key import TOKEN_BYTES, BlockKeyChain
-from octavo.core.sorted_keys import SortedKeys
-
-
-class Branch:
-    """The children of a node that has two or more."""
-
-    __slots__ = ("by_key", "keys")
-
-    def __init__(self, children: dict[bytes, Node]) -> None:
-        self.by_key = children
-        self.keys = SortedKeys(children)  # finds the child that agrees with a text for longest
-
-
-class Node:
-    """One token block in the index, below the blocks before it."""
-
-    __slots__ = ("block_ids", "block_key", "branch", "key", "only_child", "parent")
-
-    def __init__(self, key: bytes, block_ids: tuple[int, ...], parent: Node | None) -> None:
-        self.key = key  # the block's tokens as bytes; of a root: its namespace
-        self.block_ids = block_ids  # one per KV group
-        self.parent = parent  # None: a root
-        # Invariant: at most one of the two is set. Most nodes have one child, and need no dict for it.
-        self.only_child: Node | None = None
-        self.branch: Branch | None = None
-        self.block_key = b""  # set where keys are on
-
-    def child(self, key: bytes) -> Node | None:
-        only = self.only_child
-        if only is not None:
-            return only if only.key == key else None
-        return self.branch.by_key.get(key) if self.branch is not None else None
-
-    def children(self) -> Iterator[Node]:
-        if self.only_child is not None:
-            yield self.only_child
-        elif self.branch is not None:
-            yield from self.branch.by_key.values()
+from octavo.core.radix_node import GONE, Node
 
 
 def common_tokens(one: bytes, other: bytes) -> int:
@@ -119,7 +83,7 @@ class RadixTree:
         """Index blocks below `node` (None: the root): `rows` gives the block ids, one tuple per token block.
 
         Returns the last node of the path and the twins: nodes that stood there already, for the first blocks. Where a
-        twin stands the block of `rows` is not indexed.
+        twin stands the block of `rows` is not indexed, unless the twin's own is gone: then it takes its place.
         """
         if node is None:
             node = self._root(namespace)
@@ -130,12 +94,14 @@ class RadixTree:
             twin = node.child(key)
             if twin is None:
                 break
+            if GONE in twin.block_ids:
+                self._refill(twin, rows[len(twins)])
             twins.append(twin)
             node = twin
         first = len(twins)
         if first < len(keys):
             top, node = node, Node(keys[first], rows[first], node)
-            self._link(top, node)
+            top.link(node)
             added = [node]
             for key, block_ids in zip(keys[first + 1 :], rows[first + 1 :], strict=True):
                 node.only_child = node = Node(key, block_ids, node)  # assigned from left to right: the parent first
@@ -162,11 +128,28 @@ class RadixTree:
                 if parent.parent is None:
                     del self._roots[parent.key]
             else:
-                self._unlink(parent, node)
+                parent.unlink(node)
             removed.append(node.block_ids)
             for held in node.block_ids:
-                node_of[held] = None
+                if held != GONE:
+                    node_of[held] = None
         return removed
+
+    def take_out(self, block_id: int, group: int) -> None:
+        """Forget one block of a group with a window; its node stays, as long as it has others or leads to some."""
+        node = self._node_of[block_id]
+        assert node is not None, f"block {block_id} is not indexed"
+        ids = node.block_ids
+        assert ids[group] == block_id, f"block {block_id} is not of group {group}"
+        node.block_ids = (*ids[:group], GONE, *ids[group + 1 :])
+        self._node_of[block_id] = None
+        while node.parent is not None and node.only_child is None and node.branch is None:
+            if any(one != GONE for one in node.block_ids):
+                return
+            node.parent.unlink(node)
+            node = node.parent
+        if node.parent is None and node.only_child is None and node.branch is None:
+            del self._roots[node.key]
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents before children."""
@@ -199,28 +182,13 @@ class RadixTree:
             for node, block_key in zip(added, self._keys.extend(top.block_key, tokens), strict=True):
                 node.block_key = block_key
 
-    @staticmethod
-    def _link(parent: Node, child: Node) -> None:
-        only = parent.only_child
-        if parent.branch is not None:
-            parent.branch.by_key[child.key] = child
-            parent.branch.keys.add(child.key)
-        elif only is not None:
-            parent.only_child = None
-            parent.branch = Branch({only.key: only, child.key: child})
-        else:
-            parent.only_child = child
-
-    @staticmethod
-    def _unlink(parent: Node, child: Node) -> None:
-        """Take out one of several children."""
-        branch = parent.branch
-        assert branch is not None
-        del branch.by_key[child.key]
-        branch.keys.remove(child.key)
-        if len(branch.by_key) == 1:
-            parent.branch = None
-            (parent.only_child,) = branch.by_key.values()
+    def _refill(self, node: Node, block_ids: tuple[int, ...]) -> None:
+        """The node gets blocks in place of those that are gone."""
+        for one, new in zip(node.block_ids, block_ids, strict=True):
+            if one == GONE:
+                self._node_of[new] = node
+        filled = [new if one == GONE else one for one, new in zip(node.block_ids, block_ids, strict=True)]
+        node.block_ids = tuple(filled)
 
 
 def _root_key(namespace: str) -> bytes:

@@ -37,11 +37,13 @@ from octavo.core.progress import Progress
 from octavo.core.request import PRIORITY_STEP, Request, RequestStatus
 from octavo.core.request_check import check_request
 from octavo.core.request_output import RequestOutput
+from octavo.core.room import Room
 from octavo.core.running import Running
 from octavo.core.sharing import BranchMemory
 from octavo.core.status import CoreStatus, Counters, core_status
 from octavo.core.step import StepPlan, StepResult
 from octavo.core.step_draft import StepDraft
+from octavo.core.streaming import parse_policy
 from octavo.errors import InvalidRequestError
 
 
@@ -54,9 +56,10 @@ class Scheduler:
         if not (config.enable_prefix_caching and config.enable_kv_cache):
             blocks.enable_prefix_caching = False
         self._vocab_size = vocab_size
+        self._keep = parse_policy(config.kv_policy)
         self._num_arrivals = 0
         self._counters = Counters()
-        self._admission = Admission(blocks)  # the requests that wait
+        self._admission = Admission(blocks, Room(blocks, config.max_num_batched_tokens))  # the requests that wait
         self._running = Running(blocks, self._admission, self._counters)
         self._progress = Progress(config, blocks, self._admission, self._running, self._counters)
 
@@ -83,8 +86,9 @@ class Scheduler:
         """
         parent = self._progress.requests[parent_id]
         child.token_ids, child.num_prompt_tokens = parent.token_ids[:], parent.num_prompt_tokens
+        child.keep = parent.keep
         self._register(child)
-        may_share = parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
+        may_share = parent.drops is None and parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
         if may_share and self._running.num_seats < self.config.max_num_seqs:
             self._running.join(parent, child)
         else:
@@ -144,6 +148,8 @@ class Scheduler:
         end = min(len(request.token_ids), request.num_computed_tokens + draft.budget)
         if request.group is not None:
             end = min(end, request.group.stop_of(request))
+        if request.drops is not None:
+            end = min(end, request.drops.next_drop(request.num_computed_tokens))
         copies = self.blocks.grow(request, end)
         while copies is None:
             reach = self.blocks.reach(request)
@@ -179,6 +185,11 @@ class Scheduler:
         branches = [f"{request.request_id}#{branch}" for branch in range(1, params.num_branches)]
         if request.request_id in self._progress.groups or any(n in requests for n in (request.request_id, *branches)):
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by a request that has not ended")
+        if request.keep is None:
+            asked = request.params.kv_policy
+            request.keep = self._keep if asked is None else parse_policy(asked)
+        if request.keep is not None:
+            request.drops = request.keep.plan(self.blocks.block_size)
         check_request(request, self.config, self.blocks.spec, self.blocks.pool.num_blocks, self._vocab_size)
         request.arrival = self._num_arrivals
         request.order = (request.arrival + request.priority * PRIORITY_STEP, request.arrival, 0)

@@ -1,7 +1,7 @@
 """How much memory branches of a request have in common, counted from their block tables. Pure.
 
-Blocks that are shared stand at the beginning of tables, in the same places: branches share what they have in common
-from the start of their text.
+Blocks that are shared stand in the same places: branches share what they have in common from the start of their text,
+as far as windows have not passed it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
+from octavo.core.radix_node import GONE
 from octavo.core.radix_tree import common_tokens
 
 
@@ -27,8 +28,8 @@ class Sharing:
 class BranchTable:
     branch: int
     num_tokens: int  # computed, so in the blocks
-    block_ids: tuple[tuple[int, ...], ...]  # one table per KV group
-    num_shared: int  # so many of the first blocks of each table another branch holds as well
+    block_ids: tuple[tuple[int, ...], ...]  # one table per KV group; -1: a window has passed
+    num_shared: int  # so many of the first entries of each table another branch has as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,28 @@ class BranchMemory:
 
 
 def count_blocks(tables: Sequence[array[int]]) -> tuple[int, int]:
-    """Different blocks in these tables of one KV group, and blocks that they would be without sharing."""
+    """Different blocks in what branches hold of one KV group, and blocks that they would be without sharing.
+
+    Those that start in the same place can be compared from there on; others, behind a window, are short.
+    """
     total = sum(map(len, tables))
+    if len({table[0] for table in tables if table}) > 1:
+        return len({block_id for table in tables for block_id in table}), total
     texts = sorted(table.tobytes() for table in tables)
     common = sum(common_tokens(one, other) for one, other in pairwise(texts))
     return total - common, total
 
 
 def num_shared(table: array[int], others: Sequence[array[int]]) -> int:
-    """How many of its first blocks another table has as well."""
-    text = table.tobytes()
-    return max((common_tokens(text, other.tobytes()) for other in others), default=0)
+    """How many of its first entries another table has as well, as far as both still hold blocks there."""
+    return max((_num_common(table, other) for other in others), default=0)
+
+
+def _num_common(one: array[int], other: array[int]) -> int:
+    first = max(_num_gone(one), _num_gone(other))
+    common = common_tokens(one[first:].tobytes(), other[first:].tobytes())
+    return first + common if common else 0
+
+
+def _num_gone(table: array[int]) -> int:
+    return sum(1 for _ in takewhile(lambda block_id: block_id == GONE, table))

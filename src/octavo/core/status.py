@@ -61,6 +61,14 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupBlocks:
+    """Blocks of one KV group; over all groups they add up to those of the pool that are not free."""
+
+    used: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
 class CoreStatus:
     """A snapshot. free_blocks + cached_blocks + used_blocks == num_blocks, always."""
 
@@ -72,6 +80,7 @@ class CoreStatus:
     used_blocks: int
     internal_waste_tokens: int  # slots that running requests hold and have not filled
     kv_groups: tuple[KVGroupSpec, ...]
+    kv_group_blocks: tuple[GroupBlocks, ...]  # of each
     running: int
     waiting: int
     queries_tokens: int  # prompt tokens looked up in the cache, once a request
@@ -86,6 +95,8 @@ class CoreStatus:
     preemptions: int
     steps: int
     evicted_blocks: int
+    passed_blocks: int  # blocks that requests gave up behind a window
+    dropped_tokens: int  # that requests did not keep, by their policy
     copies: int  # blocks copied in part, for a hit inside a block or for a branch that writes
     finished: Mapping[str, int]  # finish reason -> requests; each branch of one counts
     branch_saved_blocks: int = 0  # blocks that branches of requests save now by sharing them
@@ -101,7 +112,7 @@ def core_status(
     for request in running:
         table = request.block_tables[0]
         if table:
-            waste[table[-1]] = len(table) * blocks.block_size - request.num_computed_tokens
+            waste[table[-1]] = len(table) * blocks.block_size + request.num_dropped_tokens - request.num_computed_tokens
     return CoreStatus(
         num_blocks=pool.num_blocks,
         block_size=blocks.block_size,
@@ -111,6 +122,7 @@ def core_status(
         used_blocks=pool.num_blocks - pool.num_available,
         internal_waste_tokens=sum(waste.values()),
         kv_groups=blocks.spec.groups,
+        kv_group_blocks=tuple(GroupBlocks(*pool.counts(group)) for group in range(blocks.num_groups)),
         running=len(running),
         waiting=num_waiting,
         queries_tokens=counters.queries,
@@ -124,7 +136,9 @@ def core_status(
         generation_tokens=counters.generation,
         preemptions=counters.preemptions,
         steps=counters.steps,
-        evicted_blocks=blocks.num_evicted_blocks,
+        evicted_blocks=blocks.supply.num_evicted,
+        passed_blocks=blocks.leave.num_passed,
+        dropped_tokens=blocks.leave.num_dropped_tokens,
         copies=blocks.num_copies,
         finished=dict(counters.finished),
         branch_saved_blocks=saved[0],

@@ -58,8 +58,12 @@ class Row:
     """Run the tokens at positions [start, start + len(token_ids)) of one request.
 
     Their K and V are written to the slots that `block_tables` (one table per KV group) gives for these positions;
-    attention reads positions [0, start + len(token_ids)). With `sample`, the logits of the last token are drawn from,
-    and once more for each of `branch_samples`.
+    attention of the row at position p reads positions [0, p], in a group with a window of w tokens [p - w + 1, p]; what
+    no row reads may be -1 in the table. With `sample`, the logits of the last token are drawn from, and once more for
+    each of `branch_samples`.
+
+    `dropped` (first, count): positions [first, first + count) are not kept; those behind them stand `count` slots
+    further ahead, as if the text had never had them, but are rotated by their place in the whole text.
     """
 
     request_id: str
@@ -69,6 +73,7 @@ class Row:
     sample: SampleSpec | None
     branch_samples: tuple[BranchSample, ...] = ()
     prompt_scores: PromptScores | None = None
+    dropped: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the same. It does not know chat templates, sampling or the model's own list of e
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,16 @@ class Tokenizer:
         from octavo.engine.gguf_tokenizer import read_metadata
 
         return cls(read_metadata(metadata))
+
+    def write_directory(self, path: Path, chat_template: str | None = None) -> None:
+        """tokenizer.json and tokenizer_config.json, from which `from_directory` makes the same tokenizer."""
+        with self._encoding:
+            self._encoder.encode_special_tokens = False
+            self._encoder.save(str(path / "tokenizer.json"))
+        settings: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
+        if chat_template is not None:
+            settings["chat_template"] = chat_template
+        (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
     def encode(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> list[int]:
         """Token ids of a text.

@@ -9,6 +9,7 @@ import os
 
 from octavo.errors import ConfigError, KernelError
 from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.rope_parts import rope_parts
 
 try:
     from octavo.kernels import _native
@@ -78,6 +79,24 @@ class NativeOps:
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         self._kernels.silu_mul(gate_up, out)
 
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        self._kernels.layer_norm(x, weight, bias, eps, out)
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        self._kernels.activation(x, kind, out)
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        self._kernels.gated_activation(gate_up, kind, limit, out)
+
+    def softmax(self, x: F32, out: F32) -> None:
+        self._kernels.softmax(x, out)
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        self._kernels.soft_cap(x, cap, out)
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        self._kernels.rotate(heads, positions, rope.cos, rope.sin, first)
+
     def rope_write(
         self,
         qkv: F32,
@@ -90,19 +109,20 @@ class NativeOps:
         k_norm: F32 | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        self._kernels.rope_write(
-            qkv,
-            batch.query_start,
-            batch.start_position,
-            batch.block_tables[kv.group],
-            rope.cos,
-            rope.sin,
-            self._view(kv),
-            out_q,
-            q_norm,
-            k_norm,
-            norm_eps,
-        )
+        for part in rope_parts(batch, rope):
+            self._kernels.rope_write(
+                qkv[part.rows],
+                part.query_start,
+                part.start_slot,
+                batch.block_tables[kv.group, part.sequences],
+                part.rope.cos,
+                part.rope.sin,
+                self._view(kv),
+                out_q[part.rows],
+                q_norm,
+                k_norm,
+                norm_eps,
+            )
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         table = batch.block_tables[kv.group]
@@ -122,7 +142,7 @@ class NativeOps:
     ) -> None:
         table, view = batch.block_tables[kv.group], self._view(kv)
         self._kernels.paged_attention(
-            q, batch.query_start, batch.start_position, table, view, scale, out, window, softcap, sinks
+            q, batch.query_start, batch.slots, table, view, scale, out, window, softcap, sinks
         )
 
     def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:

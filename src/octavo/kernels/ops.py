@@ -66,6 +66,13 @@ class AttentionBatch:
     start_position: I32  # [num_sequences], position of the sequence's first row in this step
     # [num_groups, num_sequences, max_blocks], block ids; entries unused or behind a window are 0 and never read
     block_tables: I32
+    # [num_sequences], the slot of the sequence's first row, counted through its block table; later rows follow. It is
+    # the position less what the sequence has dropped; None: nobody has dropped anything. Rotations go by the position.
+    start_slot: I32 | None = None
+
+    @property
+    def slots(self) -> I32:
+        return self.start_position if self.start_slot is None else self.start_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,33 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         """gate_up [m, 2 * n] = gate | up; out [m, n] = gate * sigmoid(gate) * up."""
+        ...
+
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        """out = (x - mean) / sqrt(variance + eps) * weight + bias, row by row. out may be x."""
+        ...
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        """Number by number; kind is "relu", "gelu" (with erf), "gelu_tanh" or "sigmoid". out may be x."""
+        ...
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        """gate_up [m, 2 * n] = gate | up; out [m, n] = gelu(gate) * up; kind is "gelu", "gelu_tanh" or:
+
+        "clamped_swiglu": with gate at most `limit` and up within +-limit, gate * sigmoid(1.702 gate) * (up + 1).
+        """
+        ...
+
+    def softmax(self, x: F32, out: F32) -> None:
+        """out = e^x / sum of e^x, row by row. out may be x."""
+        ...
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        """out = cap * tanh(x / cap), number by number; cap > 0. out may be x."""
+        ...
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        """In place, heads [num_tokens, num_heads, dim]: the rope table's dimensions of each head, from `first` on."""
         ...
 
     def rope_write(

@@ -5,6 +5,8 @@ It does not promise the bits of the native kernels (the order of additions diffe
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +67,34 @@ class ReferenceOps:
         gate, up = np.split(gate_up, 2, axis=-1)
         out[...] = gate / (1.0 + np.exp(-gate)) * up
 
+    def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None:
+        centred = x - np.mean(x, axis=-1, keepdims=True, dtype=np.float32)
+        variance = np.mean(centred * centred, axis=-1, keepdims=True, dtype=np.float32)
+        normal = centred / np.sqrt(variance + np.float32(eps)) * weight
+        out[...] = normal if bias is None else normal + bias
+
+    def activation(self, x: F32, kind: str, out: F32) -> None:
+        out[...] = _ACTIVATIONS[kind](x)
+
+    def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
+        gate, up = np.split(gate_up, 2, axis=-1)
+        if kind == "clamped_swiglu":
+            gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, -limit, limit)
+            out[...] = gate * _sigmoid(np.float32(1.702) * gate) * (up + 1)
+        else:
+            out[...] = _ACTIVATIONS[kind](gate) * up
+
+    def softmax(self, x: F32, out: F32) -> None:
+        powers = np.exp(x - x.max(axis=-1, keepdims=True))
+        out[...] = powers / powers.sum(axis=-1, keepdims=True)
+
+    def soft_cap(self, x: F32, cap: float, out: F32) -> None:
+        out[...] = np.float32(cap) * np.tanh(x / np.float32(cap))
+
+    def rotate(self, heads: F32, positions: I32, rope: RopeTable, first: int = 0) -> None:
+        for row, position in enumerate(positions):
+            heads[row, :, first:] = _rotate(heads[row, :, first:], rope, int(position))
+
     def rope_write(
         self,
         qkv: F32,
@@ -84,10 +114,12 @@ class ReferenceOps:
             q = _rms_norm(q, q_norm, norm_eps)
         if k_norm is not None:
             k = _rms_norm(k, k_norm, norm_eps)
-        for sequence, row, position in _rows(batch):
+        dropped = batch.start_position - batch.slots
+        for sequence, row, slot in _rows(batch):
+            position = slot + int(dropped[sequence])
             out_q[row] = _rotate(q[row], rope, position)
-            block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
-            layout.write_token(kv, block_id, position % kv.block_size, _rotate(k[row], rope, position), v[row])
+            block_id = int(batch.block_tables[kv.group, sequence, slot // kv.block_size])
+            layout.write_token(kv, block_id, slot % kv.block_size, _rotate(k[row], rope, position), v[row])
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         for sequence, row, position in _rows(batch):
@@ -130,14 +162,36 @@ class ReferenceOps:
             blocks[target] = blocks[source]
 
 
+def _sigmoid(x: F32) -> F32:
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x)), np.float32)
+
+
+def _gelu(x: F32) -> F32:
+    erf = np.array([math.erf(one / math.sqrt(2)) for one in x.ravel()]).reshape(x.shape)
+    return np.asarray(0.5 * x * (1 + erf), np.float32)
+
+
+def _gelu_tanh(x: F32) -> F32:
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))), np.float32)
+
+
+_ACTIVATIONS: Mapping[str, Callable[[F32], F32]] = {
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "sigmoid": _sigmoid,
+}
+
+
 def _of_groups(groups: Groups, bias: F32 | None, weights_dtype: str) -> ReferenceLinear:
     return ReferenceLinear(groups.values(), bias, weights_dtype, groups)
 
 
 def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:
-    """(sequence, row, position) of every row of a step."""
+    """(sequence, row, slot) of every row of a step; the slot is the position but where tokens were dropped."""
     found = []
-    for sequence, start in enumerate(batch.start_position):
+    for sequence, start in enumerate(batch.slots):
         first, last = int(batch.query_start[sequence]), int(batch.query_start[sequence + 1])
         found += [(sequence, row, int(start) + row - first) for row in range(first, last)]
     return found

@@ -1,4 +1,4 @@
-"""From the dict of a Hugging Face config.json to a ModelConfig. It knows field names and their defaults, no files."""
+"""Typed access to the fields of a Hugging Face config.json, and what every family reads from it alike. No files."""
 
 from __future__ import annotations
 
@@ -8,36 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.models.config import ModelConfig, RopeConfig, refuse_architecture
+from octavo.models.config import RopeConfig
+from octavo.models.yarn import yarn_rope
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """What a config.json leaves unsaid: the defaults of the architecture's config class in transformers."""
-
-    model_type: str
-    num_kv_heads: int | None  # None: as many as heads
-    max_position_embeddings: int
-    head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    sliding_window: int | None = None
-    window_is_optional: bool = False  # used only with use_sliding_window
-    qkv_bias: bool = False
-    q_k_norm: bool = False
-
-
-_FAMILIES = {
-    "LlamaForCausalLM": _Family("llama", None, 2048),
-    "MistralForCausalLM": _Family("mistral", 8, 131072, sliding_window=4096),
-    "Qwen2ForCausalLM": _Family("qwen2", 32, 32768, window_is_optional=True, qkv_bias=True),
-    "Qwen3ForCausalLM": _Family("qwen3", 32, 32768, head_dim=128, window_is_optional=True, q_k_norm=True),
-}
-_BY_MODEL_TYPE = {family.model_type: name for name, family in _FAMILIES.items()}
-_EXPERT_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
+class Fields:
     """Typed access to the fields of an object; an error names field, value and what is expected."""
 
     data: Mapping[str, Any]
@@ -57,11 +35,39 @@ class _Fields:
         except OverflowError:
             raise ModelError(f"config.json: {name} is larger than any real number in use") from None
 
+    def optional_number(self, name: str, default: float | None) -> float | None:
+        """None where the file says null."""
+        if name in self.data and self.data[name] is None:
+            return None
+        return None if default is None and name not in self.data else self.number(name, default)
+
+    def optional_integer(self, name: str, default: int | None) -> int | None:
+        """None where the file says null."""
+        if name in self.data and self.data[name] is None:
+            return None
+        return None if default is None and name not in self.data else self.integer(name, default)
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._get(name, default)
         if type(value) is not bool:
             raise ModelError(f"config.json: {name} is {reprlib.repr(value)}; it must be true or false")
         return value
+
+    def text(self, name: str, default: str) -> str:
+        value = self._get(name, default)
+        if type(value) is not str:
+            raise ModelError(f"config.json: {name} is {reprlib.repr(value)}; it must be text")
+        return value
+
+    def refuse_other(self, name: str, *supported: object) -> None:
+        """ModelError where the field has a value that is not one of those; absent or null is fine."""
+        value = self.data.get(name)
+        if value is not None and value not in supported:
+            only = " or ".join(repr(one) for one in supported)
+            raise ModelError(
+                f"config.json: {name} {reprlib.repr(value)} is not supported; the only one is {only}: choose another "
+                "model"
+            )
 
     def _get(self, name: str, default: object) -> Any:
         value = self.data.get(name)
@@ -72,51 +78,20 @@ class _Fields:
         return default
 
 
-def config_from_json(data: Mapping[str, Any]) -> ModelConfig:
-    """The config that a config.json describes, dtype left at f32; ModelError for everything that octavo cannot run."""
-    architecture = _architecture(data)
-    family = _FAMILIES[architecture]
-    _refuse_what_is_missing(data)
-    fields = _Fields(data)
-    num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-    has_bias = fields.flag("attention_bias") and family.model_type in ("llama", "qwen3")
-    max_positions = fields.integer("max_position_embeddings", family.max_position_embeddings)
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(data, family, num_heads),
-        head_dim=fields.integer("head_dim", family.head_dim or _equal_share(hidden_size, num_heads)),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_rope(data, max_positions),
-        max_position_embeddings=max_positions,
-        tie_word_embeddings=fields.flag("tie_word_embeddings"),
-        qkv_bias=family.qkv_bias or has_bias,
-        output_bias=has_bias,
-        mlp_bias=fields.flag("mlp_bias") and family.model_type == "llama",
-        q_k_norm=family.q_k_norm,
-        sliding_window=_sliding_window(data, family),
-    )
-
-
-def _architecture(data: Mapping[str, Any]) -> str:
+def named_architecture(data: Mapping[str, Any], by_model_type: Mapping[str, str]) -> str:
+    """What `architectures` says, or else what `model_type` stands for."""
     named = data.get("architectures")
     if named is None:
         model_type = data.get("model_type")
         if not isinstance(model_type, str):
             raise ModelError("config.json names neither 'architectures' nor 'model_type'; it is not a model's config")
-        named = [_BY_MODEL_TYPE.get(model_type, model_type)]
+        named = [by_model_type.get(model_type, model_type)]
     if not (isinstance(named, list) and len(named) == 1 and isinstance(named[0], str)):
         raise ModelError(f"config.json: architectures is {reprlib.repr(named)}; it must be a list of one name")
-    if named[0] not in _FAMILIES:
-        raise refuse_architecture(named[0])
     return named[0]
 
 
-def _refuse_what_is_missing(data: Mapping[str, Any]) -> None:
+def refuse_quantised(data: Mapping[str, Any]) -> None:
     quantization = data.get("quantization_config") or data.get("compression_config")
     if quantization is not None:
         method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
@@ -124,24 +99,17 @@ def _refuse_what_is_missing(data: Mapping[str, Any]) -> None:
             f"weights quantised with {method!r} are not supported (quantization_config in config.json); supported are "
             "f32, f16 and bf16 safetensors, and GGUF files: choose the unquantised model or a GGUF of it"
         )
-    for name in _EXPERT_FIELDS:
-        if data.get(name):
-            raise ModelError(
-                f"config.json: {name} is {reprlib.repr(data[name])}: mixtures of experts are not supported; "
-                "choose a dense model"
-            )
-    activation = data.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ModelError(f"config.json: hidden_act {reprlib.repr(activation)} is not supported; the only one is 'silu'")
 
 
-def _num_kv_heads(data: Mapping[str, Any], family: _Family, num_heads: int) -> int:
-    if "num_key_value_heads" in data and data["num_key_value_heads"] is None:
+def num_kv_heads(fields: Fields, num_heads: int, default: int | None = None) -> int:
+    """`num_key_value_heads`, where null means as many as heads."""
+    if "num_key_value_heads" in fields.data and fields.data["num_key_value_heads"] is None:
         return num_heads
-    return _Fields(data).integer("num_key_value_heads", family.num_kv_heads or num_heads)
+    return fields.integer("num_key_value_heads", default or num_heads)
 
 
-def _equal_share(hidden_size: int, num_heads: int) -> int:
+def equal_share(hidden_size: int, num_heads: int) -> int:
+    """The head_dim of a config that gives none."""
     if num_heads < 1 or hidden_size % num_heads:
         raise ModelError(
             f"config.json gives no head_dim, and hidden_size {hidden_size} is not a multiple of {num_heads} heads"
@@ -149,45 +117,60 @@ def _equal_share(hidden_size: int, num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def _sliding_window(data: Mapping[str, Any], family: _Family) -> int | None:
-    """The window that all layers have, or None."""
-    fields = _Fields(data)
-    is_windowed = not family.window_is_optional or fields.flag("use_sliding_window")
-    layer_types = data.get("layer_types") or []
-    if is_windowed and family.window_is_optional:
+def layer_windows(fields: Fields, num_layers: int, window: int | None, default: list[str]) -> tuple[int | None, ...]:
+    """The window of each layer: `layer_types` where the file has it, `default` elsewhere."""
+    types = fields.data.get("layer_types") or default
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(types, list) or any(kind not in known for kind in types):
         raise ModelError(
-            "config.json: use_sliding_window is true, and attention windows in some layers are not supported yet; "
-            "set it to false where the context is not longer than sliding_window, or choose another model"
+            f"config.json: layer_types is {reprlib.repr(types)}; it must be a list of full_attention and "
+            "sliding_attention"
         )
-    if not isinstance(layer_types, list) or (not is_windowed and "sliding_attention" in layer_types):
-        raise ModelError("config.json: layer_types names sliding_attention layers, which are not supported yet")
-    if family.model_type == "llama" or not is_windowed:
-        return None
-    if "sliding_window" in data and data["sliding_window"] is None:
-        return None
-    return fields.integer("sliding_window", family.sliding_window)
+    if len(types) != num_layers:
+        raise ModelError(f"config.json: layer_types names {len(types)} layers and num_hidden_layers is {num_layers}")
+    return tuple(known[kind] for kind in types)
 
 
-def _rope(data: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    """Three spellings: rope_theta + rope_scaling {"rope_type"} or {"type"}, and rope_parameters with all in one."""
-    scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise ModelError(f"config.json: rope_scaling is {reprlib.repr(scaling)}; it must be an object or null")
-    fields = _Fields({"rope_theta": data.get("rope_theta"), **scaling})
-    partial = _Fields({"partial_rotary_factor": data.get("partial_rotary_factor"), **scaling})
+def rope_scaling(data: Mapping[str, Any], key: str | None = None) -> Mapping[str, Any]:
+    """Two spellings, rope_scaling and rope_parameters; where it has one object a kind of layer, that of `key`."""
+    found = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if isinstance(found, dict) and key is not None and isinstance(found.get(key), dict):
+        found = found[key]
+    if not isinstance(found, dict):
+        raise ModelError(f"config.json: rope_scaling is {reprlib.repr(found)}; it must be an object or null")
+    return found
+
+
+def read_rope(fields: Fields, max_positions: int, scaling: Mapping[str, Any], theta: float = 10000.0) -> RopeConfig:
+    """`scaling` has "rope_type" or "type", and may have the rope_theta that stands beside it elsewhere."""
+    data = Fields({"rope_theta": fields.data.get("rope_theta"), **scaling})
+    partial = Fields({"partial_rotary_factor": fields.data.get("partial_rotary_factor"), **scaling})
     if partial.number("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError("config.json: partial_rotary_factor other than 1 is not supported; choose another model")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    theta = fields.number("rope_theta", 10000.0)
+    theta = data.number("rope_theta", theta)
     if kind == "linear":
-        return RopeConfig(theta, "linear", factor=fields.number("factor"))
+        return RopeConfig(theta, "linear", factor=data.number("factor"))
     if kind == "llama3":
         return RopeConfig(
             theta,
             "llama3",
-            factor=fields.number("factor"),
-            low_freq_factor=fields.number("low_freq_factor"),
-            high_freq_factor=fields.number("high_freq_factor"),
-            original_max_positions=fields.integer("original_max_position_embeddings", max_positions),
+            factor=data.number("factor"),
+            low_freq_factor=data.number("low_freq_factor"),
+            high_freq_factor=data.number("high_freq_factor"),
+            original_max_positions=data.integer("original_max_position_embeddings", max_positions),
+        )
+    if kind == "yarn":
+        original = data.integer("original_max_position_embeddings", max_positions)
+        return yarn_rope(
+            theta,
+            data.number("factor", max_positions / max(original, 1)),
+            original,
+            beta_fast=data.number("beta_fast", 32.0),
+            beta_slow=data.number("beta_slow", 1.0),
+            is_truncated=data.flag("truncate", True),
+            attention_factor=data.optional_number("attention_factor", None),
+            mscale=data.optional_number("mscale", None),
+            mscale_all_dim=data.optional_number("mscale_all_dim", None),
         )
     return RopeConfig(theta, kind if isinstance(kind, str) else type(kind).__name__)

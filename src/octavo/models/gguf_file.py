@@ -5,6 +5,7 @@ Quantised blocks are decoded by the `gguf` package, a piece at a time so that th
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,12 +48,14 @@ class GgufFile:
     def raw(self, name: str) -> U8:
         return np.frombuffer(self._data, np.uint8, self._tensors[name].num_bytes, self._starts[name])
 
-    def read_into(self, name: str, out: F32) -> None:
+    def read_into(self, name: str, out: F32, first: int = 0) -> None:
         header = self._tensors[name]
-        assert out.shape == header.shape, (name, out.shape, header.shape)
+        assert first + out.size <= math.prod(header.shape), (name, out.shape, first, header.shape)
         check_length(self._data, self._path)
         numbers, num_bytes = _BLOCKS[header.dtype]
-        blocks = self.raw(name).reshape(-1, num_bytes)
+        assert first % numbers == 0, (name, first)
+        start_block = first // numbers
+        blocks = self.raw(name).reshape(-1, num_bytes)[start_block : start_block + out.size // numbers]
         target = out.reshape(-1, numbers)
         decode = _decoder(header.dtype)
         step = max(1, _PIECE_NUMBERS // numbers)

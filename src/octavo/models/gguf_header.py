@@ -28,6 +28,7 @@ TENSOR_TYPES = {
     12: ("q4_k", 256, 144),
     13: ("q5_k", 256, 176),
     14: ("q6_k", 256, 210),
+    39: ("mxfp4", 32, 17),
 }
 _OTHER_TYPES = {
     10: "q2_k",
@@ -39,7 +40,7 @@ _OTHER_TYPES = {
     20: "iq4_nl",
     21: "iq3_s",
 }
-_OTHER_TYPES |= {22: "iq2_s", 23: "iq4_xs", 24: "i8", 28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4"}
+_OTHER_TYPES |= {22: "iq2_s", 23: "iq4_xs", 24: "i8", 28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0"}
 
 _MAX_PAIRS = 1 << 16
 _MAX_TENSORS = 100_000

@@ -9,32 +9,32 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
-from octavo.models.config import ModelConfig
-from octavo.models.rope import RopeTables, inverse_frequencies
-from octavo.models.weights import ModelWeights
-
-_SCRATCH_ROWS_STEP = 64
+from octavo.models.family import Family
+from octavo.models.llama_config import GGUF_NAMES, MODEL_TYPES, LlamaConfig, llama_from_gguf, llama_from_json
+from octavo.models.llama_weights import ModelWeights, llama_parts, llama_weights
+from octavo.models.rope import rope_tables
+from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each
 
 
 class LlamaModel:
     """One model, its weights packed. Owned by one thread: its scratch buffers are used by every call."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, ops: Ops) -> None:
+    def __init__(self, config: LlamaConfig, weights: ModelWeights, ops: Ops) -> None:
         self.config = config
         self.weights_bytes = weights.num_bytes
         self._weights = weights
         self._ops = ops
-        frequencies = inverse_frequencies(config.rope, config.head_dim, weights.rope_divisors)
-        self._rope = RopeTables(frequencies, config.max_position_embeddings)
-        self._scratch = _Scratch()
+        self._windows = tuple(config.window_of(index) for index in range(config.num_layers))
+        self._rope = rope_tables(config.rope, config.head_dim, config.max_position_embeddings, weights.rope_divisors)
+        self._scratch = Scratch()
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
-        """One group: all layers attend to everything."""
-        config = self.config
-        layers = tuple(range(config.num_layers))
-        return (KVGroupSpec("full", layers, config.num_kv_heads, config.head_dim, kv_format),)
+        """One group of the layers that see everything, one of those that see a window."""
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
+        return build_groups([LayerGeometry(heads, dim, kv_format, window) for window in self._windows])
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """Run the rows of a step, write their K and V, and give the logits of some rows.
@@ -44,7 +44,7 @@ class LlamaModel:
         """
         ops, config, weights = self._ops, self.config, self._weights
         eps, scale = config.rms_norm_eps, config.head_dim**-0.5
-        rope = self._rope.upto(_num_positions(batch))
+        rope = self._rope.upto(num_positions(batch))
         hidden = self._scratch.rows("hidden", len(token_ids), config.hidden_size)
         normed = self._scratch.rows("normed", len(token_ids), config.hidden_size)
         qkv = self._scratch.rows("qkv", len(token_ids), weights.layers[0].qkv.num_outputs)
@@ -56,15 +56,15 @@ class LlamaModel:
             ops.linear(normed, layer.qkv, qkv)
             ops.rope_write(qkv, batch, rope, kv, q, q_norm=layer.q_norm, k_norm=layer.k_norm, norm_eps=eps)
 
-            if index == config.num_layers - 1 and not _are_all_rows(logits_rows, len(token_ids)):
+            if index == config.num_layers - 1 and not are_all_rows(logits_rows, len(token_ids)):
                 # K and V are written for every row; past this point only rows that become logits are needed.
-                hidden, q, batch = hidden[logits_rows], q[logits_rows], _one_row_each(batch, logits_rows)
+                hidden, q, batch = hidden[logits_rows], q[logits_rows], one_row_each(batch, logits_rows)
                 normed = normed[: len(hidden)]
                 if not len(hidden):
                     break
 
             attended = self._scratch.heads("attended", len(hidden), config.num_heads, config.head_dim)
-            ops.paged_attention(q, batch, kv, scale, attended)
+            ops.paged_attention(q, batch, kv, scale, attended, window=self._windows[index] or 0)
             ops.linear(attended.reshape(len(hidden), -1), layer.output, hidden, accumulate=True)
 
             gate_up = self._scratch.rows("gate_up", len(hidden), 2 * config.intermediate_size)
@@ -81,38 +81,12 @@ class LlamaModel:
         return logits
 
 
-class _Scratch:
-    """Buffers for activations, kept between calls and grown on demand."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, F32] = {}
-
-    def rows(self, name: str, num_rows: int, size: int) -> F32:
-        """[num_rows, size], with whatever the last call left in it."""
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < num_rows:
-            capacity = -(-num_rows // _SCRATCH_ROWS_STEP) * _SCRATCH_ROWS_STEP
-            buffer = self._buffers[name] = np.empty((capacity, size), np.float32)
-        return buffer[:num_rows]
-
-    def heads(self, name: str, num_rows: int, num_heads: int, head_dim: int) -> F32:
-        return self.rows(name, num_rows, num_heads * head_dim).reshape(num_rows, num_heads, head_dim)
-
-
-def _num_positions(batch: AttentionBatch) -> int:
-    return int((batch.start_position + np.diff(batch.query_start)).max(initial=0))
-
-
-def _are_all_rows(logits_rows: I32, num_tokens: int) -> bool:
-    return len(logits_rows) == num_tokens and bool((logits_rows == np.arange(num_tokens)).all())
-
-
-def _one_row_each(batch: AttentionBatch, rows: I32) -> AttentionBatch:
-    """The same positions of the same sequences, each of the given rows as a sequence of one row."""
-    sequence = np.searchsorted(batch.query_start, rows, side="right") - 1
-    position = batch.start_position[sequence] + rows - batch.query_start[sequence]
-    return AttentionBatch(
-        query_start=np.arange(len(rows) + 1, dtype=np.int32),
-        start_position=position.astype(np.int32),
-        block_tables=batch.block_tables.take(sequence, axis=1),
-    )
+FAMILY = Family(
+    architectures=tuple(MODEL_TYPES.values()),
+    model_types=MODEL_TYPES,
+    gguf_names=GGUF_NAMES,
+    from_json=llama_from_json,
+    from_gguf=llama_from_gguf,
+    parts=llama_parts,
+    build=lambda config, packed, ops: LlamaModel(config, llama_weights(packed, config), ops),
+)

@@ -5,43 +5,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError, ModelError
-from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
+from octavo.kernels.ops import Ops
 from octavo.kernels.weight_groups import BLOCK_BYTES
 from octavo.models.config import ModelConfig
-from octavo.models.config_gguf import config_from_gguf
-from octavo.models.config_json import config_from_json
+from octavo.models.families import config_from_gguf, config_from_json, family_of
+from octavo.models.family import CausalLM
 from octavo.models.generation import GenerationDefaults, generation_from_directory, generation_from_gguf
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
-from octavo.models.llama import LlamaModel
+from octavo.models.packing import WeightSource, dtype_of, pack_parts
+from octavo.models.parts import Parts, check_tensors, part_shape, without_prefix
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
 from octavo.models.tensor_file import TensorFile, tensors_digest
-from octavo.models.weight_names import GGUF, HUGGING_FACE, check_tensors, expected_shapes
-from octavo.models.weights import WeightSource, load_weights
 
 WEIGHTS_DTYPES = ("auto", "f32", "bf16", "int8", "int4")
 _TOKENIZER_KEYS = ("tokenizer.", "general.")
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
-
-
-class CausalLM(Protocol):
-    """What an executor needs of a model."""
-
-    config: ModelConfig
-    weights_bytes: int
-
-    def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]: ...
-
-    def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +51,14 @@ class ModelSource:
     weights: WeightSource
 
     def weights_bytes(self, weights_dtype: str) -> int:
-        """What the weights will take in memory as "f32" or "bf16", less what little their packing adds."""
-        shapes = expected_shapes(self.config, self.weights.names).values()
-        return sum(math.prod(shape) * (2 if weights_dtype == "bf16" and len(shape) > 1 else 4) for shape in shapes)
+        """What the weights will take in memory as one of WEIGHTS_DTYPES, less what little their packing adds."""
+        parts = self.weights.parts
+        matrices = sum(
+            math.prod(part_shape(rows)) * (2 if dtype_of(matrix, weights_dtype) == "bf16" else 4)
+            for matrix in parts.matrices
+            for rows in matrix.rows
+        )
+        return matrices + sum(4 * math.prod(vector.shape) for vector in parts.vectors)
 
 
 def open_model(path: Path) -> ModelSource:
@@ -96,7 +88,7 @@ def load_model(
 ) -> CausalLM:
     """Read, dequantise and pack the weights; progress(bytes done, bytes in all)."""
     dtype = resolve_weights_dtype(source.config, weights_dtype)
-    return LlamaModel(source.config, load_weights(source.weights, source.config, ops, dtype, progress), ops)
+    return family_of(source.config).build(source.config, pack_parts(source.weights, ops, dtype, progress), ops)
 
 
 def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
@@ -117,15 +109,20 @@ def _open_directory(directory: Path) -> ModelSource:
     data = read_json(directory / "config.json")
     config = config_from_json(data)
     files = SafetensorsFiles(directory)
-    check_tensors(config, HUGGING_FACE, files)
-    config = dataclasses.replace(config, dtype=_main_dtype(files))
+    family = family_of(config)
+    parts: Parts = family.parts(config, False)
+    if family.prefix and not any(name.startswith(family.prefix) for name in files.tensors):
+        parts = without_prefix(parts, family.prefix)
+    weights = WeightSource(files, parts)
+    check_tensors(weights.parts, files, config.architecture)
+    config = _with_dtype(config, files)
     return ModelSource(
         path=directory,
         config=config,
         digest=_digest(config, files),
         tokenizer_source=TokenizerSource(directory=directory),
         generation=generation_from_directory(directory, data, config.vocab_size),
-        weights=WeightSource(files, HUGGING_FACE, pairs_interleaved=False),
+        weights=weights,
     )
 
 
@@ -163,8 +160,9 @@ def _open_gguf(path: Path) -> ModelSource:
         config = config_from_gguf(file.metadata, shapes)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    check_tensors(config, GGUF, file)
-    config = dataclasses.replace(config, dtype=_main_dtype(file))
+    weights = WeightSource(file, family_of(config).parts(config, True))
+    check_tensors(weights.parts, file, config.architecture)
+    config = _with_dtype(config, file)
     tokenizer = {key: _plain(file.metadata[key]) for key in file.metadata if key.startswith(_TOKENIZER_KEYS)}
     return ModelSource(
         path=path,
@@ -172,8 +170,7 @@ def _open_gguf(path: Path) -> ModelSource:
         digest=_digest(config, file),
         tokenizer_source=TokenizerSource(gguf_metadata=tokenizer),
         generation=generation_from_gguf(file.metadata, config.vocab_size),
-        # Converters to GGUF interleave the rows of q and k for this architecture, and for no other one here.
-        weights=WeightSource(file, GGUF, pairs_interleaved=config.architecture == "LlamaForCausalLM"),
+        weights=weights,
     )
 
 
@@ -181,13 +178,14 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def _main_dtype(file: TensorFile) -> str:
-    """What most numbers of the matrices are stored as."""
+def _with_dtype(config: Any, file: TensorFile) -> ModelConfig:
+    """The config with what most numbers of the matrices are stored as; each family's own dataclass has that field."""
     count: Counter[str] = Counter()
     for header in file.tensors.values():
-        if len(header.shape) == 2:
-            count[header.dtype] += header.shape[0] * header.shape[1]
-    return count.most_common(1)[0][0]
+        if len(header.shape) >= 2:
+            count[header.dtype] += math.prod(header.shape)
+    found: ModelConfig = dataclasses.replace(config, dtype=count.most_common(1)[0][0])
+    return found
 
 
 def _digest(config: ModelConfig, file: TensorFile) -> str:

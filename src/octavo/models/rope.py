@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.kernels.ops import F32, RopeTable
 from octavo.models.config import RopeConfig
+from octavo.models.yarn import yarn_frequencies
 
 _CHUNK_POSITIONS = 1024  # rows are made in chunks of this shape only
 
@@ -29,6 +30,8 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, divisors: F32 | None 
         frequencies = frequencies / np.float32(rope.factor)
     elif rope.kind == "llama3":
         frequencies = _llama3(rope, frequencies)
+    elif rope.kind == "yarn":
+        frequencies = yarn_frequencies(rope, frequencies, rotary_dim)
     if divisors is not None:
         frequencies = frequencies / divisors
     return frequencies
@@ -48,12 +51,18 @@ def _llama3(rope: RopeConfig, frequencies: F32) -> F32:
     return scaled
 
 
+def rope_tables(rope: RopeConfig, rotary_dim: int, max_positions: int, divisors: F32 | None = None) -> RopeTables:
+    return RopeTables(inverse_frequencies(rope, rotary_dim, divisors), max_positions, rope.magnitude)
+
+
 class RopeTables:
     """Makes the table for as many positions as were ever asked for. Owned by one model."""
 
-    def __init__(self, frequencies: F32, max_positions: int) -> None:
+    def __init__(self, frequencies: F32, max_positions: int, magnitude: float = 1.0) -> None:
+        """magnitude: what cos and sin are multiplied by. No frequencies: a table that rotates nothing."""
         self._frequencies = frequencies
         self._max_positions = max_positions
+        self._magnitude = magnitude
         empty = np.empty((0, len(frequencies)), np.float32)
         self._table = RopeTable(empty, empty)
 
@@ -77,4 +86,7 @@ class RopeTables:
     def _make(self, start: int) -> tuple[F32, F32]:
         positions = np.arange(start, start + _CHUNK_POSITIONS, dtype=np.float32)
         angles = (positions[:, None] * self._frequencies).astype(np.float64)
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        return (
+            (np.cos(angles) * self._magnitude).astype(np.float32),
+            (np.sin(angles) * self._magnitude).astype(np.float32),
+        )

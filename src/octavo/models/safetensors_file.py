@@ -6,6 +6,7 @@ is compared with the file. Format: https://huggingface.co/docs/safetensors
 
 from __future__ import annotations
 
+import math
 import mmap
 import reprlib
 from collections.abc import Mapping
@@ -66,12 +67,13 @@ class SafetensorsFiles:
         count = self._tensors[name].num_bytes
         return np.frombuffer(data, np.uint8, count, start) if count else np.empty(0, np.uint8)
 
-    def read_into(self, name: str, out: F32) -> None:
+    def read_into(self, name: str, out: F32, first: int = 0) -> None:
         header = self._tensors[name]
-        assert out.shape == header.shape, (name, out.shape, header.shape)
+        assert first + out.size <= math.prod(header.shape), (name, out.shape, first, header.shape)
         check_length(self._places[name][0], self._path)
         raw, target = self.raw(name), out.reshape(-1)
-        item_bytes = len(raw) // max(len(target), 1)
+        item_bytes = len(raw) // max(math.prod(header.shape), 1)
+        raw = raw[first * item_bytes :]
         for start in range(0, len(target), _PIECE_NUMBERS):
             stop = min(start + _PIECE_NUMBERS, len(target))
             piece = raw[start * item_bytes : stop * item_bytes]

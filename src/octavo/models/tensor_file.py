@@ -34,8 +34,11 @@ class TensorFile(Protocol):
         """The stored bytes of a tensor: a view of the file, [num_bytes]."""
         ...
 
-    def read_into(self, name: str, out: F32) -> None:
-        """Fill `out`, C-contiguous and of the tensor's shape, with its values."""
+    def read_into(self, name: str, out: F32, first: int = 0) -> None:
+        """Fill `out`, C-contiguous, with as many values as it holds, in the order of the file from number `first` on.
+
+        Of quantised tensors, `first` and the size of out are whole blocks.
+        """
         ...
 
 

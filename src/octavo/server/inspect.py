@@ -11,6 +11,7 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 from octavo.core.kv_spec import KVGroupSpec
+from octavo.core.status import GroupBlocks
 from octavo.engine.status import EngineStatus
 from octavo.server.api_error import invalid
 from octavo.server.context import Call, ServerContext
@@ -115,12 +116,14 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "branch_saved_blocks": core.branch_saved_blocks,
         "branch_peak_saved_blocks": core.branch_peak_saved_blocks,
         "internal_waste_tokens": core.internal_waste_tokens,
-        "kv_groups": [_group(group) for group in core.kv_groups],
+        "kv_groups": [_group(one, blocks) for one, blocks in zip(core.kv_groups, core.kv_group_blocks, strict=True)],
         "queries_tokens": core.queries_tokens,
         "hit_tokens": core.hit_tokens,
         "computed_tokens": core.computed_tokens,
         "recomputed_tokens": core.recomputed_tokens,
         "evicted_blocks": core.evicted_blocks,
+        "passed_blocks": core.passed_blocks,
+        "dropped_tokens": core.dropped_tokens,
         "copied_blocks": core.copies,
         "preemptions": core.preemptions,
         "running": core.running,
@@ -129,7 +132,7 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
     }
 
 
-def _group(group: KVGroupSpec) -> dict[str, object]:
+def _group(group: KVGroupSpec, blocks: GroupBlocks) -> dict[str, object]:
     return {
         "name": group.name,
         "num_layers": len(group.layer_indices),
@@ -137,7 +140,12 @@ def _group(group: KVGroupSpec) -> dict[str, object]:
         "num_kv_heads": group.num_kv_heads,
         "head_dim": group.head_dim,
         "kv_format": group.kv_format,
+        "kind": group.kind,
+        "window": group.window,
         "bytes_per_token": group.bytes_per_token,
+        "padding_bytes_per_token": group.padding_bytes_per_token,
+        "used_blocks": blocks.used,
+        "cached_blocks": blocks.cached,
     }
 
 

@@ -74,6 +74,13 @@ class StatusCollector:
             family = GaugeMetricFamily(name, text, labels=["model_name"])
             family.add_metric([self._model.name], float(value))
             yield family
+        groups = GaugeMetricFamily(
+            "octavo_kv_group_blocks", "KV blocks by group of layers and use.", labels=["model_name", "group", "use"]
+        )
+        for spec, blocks in zip(core.kv_groups, core.kv_group_blocks, strict=True):
+            groups.add_metric([self._model.name, spec.name, "used"], float(blocks.used))
+            groups.add_metric([self._model.name, spec.name, "cached"], float(blocks.cached))
+        yield groups
 
     def _counters(self) -> Iterable[Metric]:
         core = self._status.core
@@ -93,6 +100,8 @@ class StatusCollector:
             ("octavo_processed_tokens", "Rows that the kernels really processed.", core.processed_tokens),
             ("octavo_steps", "Engine steps.", core.steps),
             ("octavo_evicted_blocks", "Cached KV blocks given up for new ones.", core.evicted_blocks),
+            ("octavo_passed_blocks", "KV blocks that requests gave up behind an attention window.", core.passed_blocks),
+            ("octavo_dropped_tokens", "Tokens that requests did not keep, by their policy.", core.dropped_tokens),
             ("octavo_copied_blocks", "KV blocks copied in part.", core.copies),
             ("octavo_requests_refused", "Requests that were never admitted.", self._status.refused),
         )

@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.core.radix_node import GONE
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.step import BlockCopy, Row, SampledToken, SampleSpec, StepPlan, StepResult, TokenLogprob
+from octavo.core.step import BlockCopy, BlockTable, Row, SampledToken, SampleSpec, StepPlan, StepResult, TokenLogprob
 
 _MASK = 2**64 - 1
 
@@ -21,6 +22,14 @@ def extend_hash(prefix: int, token: int) -> int:
     """The hash of a text that has one token more. The same in every process."""
     mixed = ((prefix ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & _MASK
     return mixed ^ (mixed >> 31)
+
+
+def hash_of(tokens: Sequence[int]) -> int:
+    """The hash of a text."""
+    prefix = 0
+    for token in tokens:
+        prefix = extend_hash(prefix, token)
+    return prefix
 
 
 def sample_token(prefix: int, spec: SampleSpec, vocab_size: int) -> int:
@@ -48,9 +57,7 @@ def score_of(prefix: int, token: int, vocab_size: int) -> float:
 
 def reference_text(prompt: Sequence[int], specs: Sequence[SampleSpec], vocab_size: int) -> list[int]:
     """The output tokens that an engine without cache, batch or limits gives, one for each spec."""
-    prefix = 0
-    for token in prompt:
-        prefix = extend_hash(prefix, token)
+    prefix = hash_of(prompt)
     output = []
     for spec in specs:
         output.append(sample_token(prefix, spec, vocab_size))
@@ -65,15 +72,26 @@ class Slot:
     position: int
     token: int
     prefix: int  # hash of the tokens up to and including this one
+    num_dropped: int = 0  # so many of them it has not seen
 
 
 class CheckingExecutor:
-    """Implements Executor. An AssertionError names the request, the position and what is wrong."""
+    """Implements Executor. An AssertionError names the request, the position and what is wrong.
 
-    def __init__(self, block_size: int, *, vocab_size: int = 3, num_groups: int = 1, keep_plans: bool = True) -> None:
+    `windows`: of each KV group, the tokens that a row reads, itself included; None: all.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        vocab_size: int = 3,
+        windows: Sequence[int | None] = (None,),
+        keep_plans: bool = True,
+    ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._num_groups = num_groups
+        self._windows = tuple(windows)
         self._keep_plans = keep_plans
         self._slots: dict[int, list[Slot | None]] = {}  # block id -> its slots
         self._texts: dict[str, list[int]] = {}  # request id -> the tokens that it must have
@@ -166,9 +184,12 @@ class CheckingExecutor:
         writer: dict[int, str] = {}
         for row in rows:
             assert row.token_ids, f"{row.request_id}: a row must run at least one token"
-            assert len(row.block_tables) == self._num_groups, f"{row.request_id}: {len(row.block_tables)} block tables"
+            assert len(row.block_tables) == len(self._windows), (
+                f"{row.request_id}: {len(row.block_tables)} block tables"
+            )
+            begin = row.start - row.dropped[1]
             for table in row.block_tables:
-                first, last = row.start // self._block_size, (row.start + len(row.token_ids) - 1) // self._block_size
+                first, last = begin // self._block_size, (begin + len(row.token_ids) - 1) // self._block_size
                 assert last < len(table), (
                     f"{row.request_id}: position {row.start + len(row.token_ids) - 1} has no block"
                 )
@@ -176,27 +197,49 @@ class CheckingExecutor:
                     other = writer.setdefault(block_id, row.request_id)
                     assert other == row.request_id, f"{row.request_id} and {other} both write block {block_id}"
         for row in rows:
-            held = [block_id for table in row.block_tables for block_id in table]
+            held = [block_id for table in row.block_tables for block_id in table if block_id != GONE]
             assert len(set(held)) == len(held), f"{row.request_id}: a block stands twice in its tables"
             for block_id in held:
                 other = writer.get(block_id, row.request_id)
                 assert other == row.request_id, f"{other} writes block {block_id} that {row.request_id} holds"
 
     def _read(self, row: Row) -> int:
-        """What attention reads before this row's own tokens: returns the hash of that prefix."""
-        text = self._texts.get(row.request_id)
-        prefix = 0
-        for position in range(row.start):
-            index, offset = divmod(position, self._block_size)
-            slots = {self._block(table[index])[offset] for table in row.block_tables}
-            assert len(slots) == 1, f"{row.request_id}: the groups differ at position {position}"
-            slot = slots.pop()
+        """What attention reads before this row's own tokens: returns the hash of that prefix.
+
+        With a window it is less; what stands there tells of the whole text all the same, as K and V do.
+        """
+        ends = {
+            self._read_group(row, table, window) for table, window in zip(row.block_tables, self._windows, strict=True)
+        }
+        ends.discard(None)  # of a window of one token, which reads nothing of others
+        assert len(ends) <= 1, f"{row.request_id}: the groups differ before position {row.start}"
+        if ends:
+            return ends.pop() or 0
+        return hash_of(self._texts[row.request_id][: row.start])
+
+    def _read_group(self, row: Row, table: BlockTable, window: int | None) -> int | None:
+        """The hash of the text before the row, as one KV group tells it; None if it reads nothing of it."""
+        text, (gap, count) = self._texts.get(row.request_id), row.dropped
+        first = 0 if window is None else max(0, row.start - window + 1)
+        prefix = 0 if not first else None
+        for position in range(first, row.start):
+            if gap <= position < gap + count:  # what was dropped is not read, and the chain of hashes breaks off
+                prefix = None
+                continue
+            index, offset = divmod(position if position < gap else position - count, self._block_size)
+            assert table[index] != GONE, f"{row.request_id}: position {position} is read, and its block was given up"
+            slot = self._block(table[index])[offset]
             assert slot is not None, f"{row.request_id}: nothing was written at position {position}"
             assert slot.position == position, f"{row.request_id}: position {slot.position} stands at {position}"
+            assert not slot.num_dropped or position >= gap, f"{row.request_id}: position {position} has not seen all"
+            assert not slot.num_dropped or count, f"{row.request_id}: position {position} has not seen all before it"
             if text is not None:
                 assert slot.token == text[position], f"{row.request_id}: a foreign token stands at position {position}"
-            prefix = extend_hash(prefix, slot.token)
-            assert slot.prefix == prefix, f"{row.request_id}: what stands at {position} belongs to another text"
+                if prefix is None:
+                    prefix = hash_of(text[:position])
+            expected = slot.prefix if prefix is None else extend_hash(prefix, slot.token)
+            assert slot.prefix == expected, f"{row.request_id}: what stands at {position} belongs to another text"
+            prefix = expected
         return prefix
 
     def _write(self, row: Row, prefix: int) -> int:
@@ -207,9 +250,9 @@ class CheckingExecutor:
                 assert position < len(text), f"{row.request_id}: runs position {position} of a text of {len(text)}"
                 assert token == text[position], f"{row.request_id}: runs a foreign token at position {position}"
             prefix = extend_hash(prefix, token)
-            index, offset = divmod(position, self._block_size)
+            index, offset = divmod(position - row.dropped[1], self._block_size)
             for table in row.block_tables:
-                self._block(table[index])[offset] = Slot(position, token, prefix)
+                self._block(table[index])[offset] = Slot(position, token, prefix, row.dropped[1])
         return prefix
 
     def _check_sample(self, name: str, row: Row, spec: SampleSpec) -> None:

@@ -10,6 +10,9 @@ namespace octavo {
 
 enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4 };
 
+enum class Activation : int { relu = 0, gelu = 1, gelu_tanh = 2, sigmoid = 3 };
+enum class Gate : int { gelu = 0, gelu_tanh = 1, clamped_swiglu = 2 };
+
 // Weights in panels of 16 outputs, inputs padded with zeros.
 // f32: [panel][num_inputs][16]; bf16: [panel][num_inputs_padded / 2][16][2]; others: weight_groups.hpp. bias: [num_panels * 16], zeros where none.
 struct LinearWeights {
@@ -26,6 +29,13 @@ struct LinearArgs {
   int num_rows;
   bool accumulate;
   void* scratch;   // linear_scratch_bytes(weights, num_rows) bytes, 64-byte aligned
+};
+
+struct RotateArgs {
+  float* heads;              // [num_rows, num_heads, head_dim], rotated in place
+  const int32_t* positions;  // [num_rows]
+  const float *cos, *sin;    // [max_positions, half]
+  int num_rows, num_heads, head_dim, half, first;
 };
 
 struct KVLayerArgs {
@@ -84,6 +94,12 @@ struct KernelTable {
   void (*embedding)(ThreadPool&, const LinearWeights&, const int32_t* token_ids, int num_rows, float* out);
   void (*rms_norm)(ThreadPool&, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
   void (*silu_mul)(ThreadPool&, const float* gate_up, int num_rows, int width, float* out);
+  void (*layer_norm)(ThreadPool&, const float* x, const float* weight, const float* bias, float eps, int num_rows, int width, float* out);
+  void (*activation)(ThreadPool&, const float* x, Activation kind, int num_rows, int width, float* out);
+  void (*gated_activation)(ThreadPool&, const float* gate_up, Gate kind, float limit, int num_rows, int width, float* out);
+  void (*softmax)(ThreadPool&, const float* x, int num_rows, int width, float* out);
+  void (*soft_cap)(ThreadPool&, const float* x, float cap, int num_rows, int width, float* out);
+  void (*rotate)(ThreadPool&, const RotateArgs&);
   void (*rope_write)(ThreadPool&, const RopeWriteArgs&);
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*paged_attention)(ThreadPool&, const AttentionArgs&);

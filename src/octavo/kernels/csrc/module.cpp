@@ -5,111 +5,32 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <mutex>
-#include <new>
-#include <optional>
-#include <stdexcept>
-#include <string>
 
+#include "binding.hpp"
 #include "dispatch.hpp"
-#include "pack_groups.hpp"
-#include "pack_linear.hpp"
 
 namespace nb = nanobind;
 using namespace octavo;
 
 namespace {
 
-using CF1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CF2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using F2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using CF3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using F3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using CI1 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CI2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using CU2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using U1 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
+Activation activation_of(const std::string& name) {
+  if (name == "relu") return Activation::relu;
+  if (name == "gelu") return Activation::gelu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "sigmoid") return Activation::sigmoid;
+  throw std::invalid_argument("activation '" + name + "' is not one of relu, gelu, gelu_tanh, sigmoid");
 }
 
-// 64-byte aligned memory that grows and is never initialised.
-class Buffer {
- public:
-  explicit Buffer(size_t bytes = 0) { reserve(bytes); }
-  ~Buffer() { std::free(data_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  void* reserve(size_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-      if (!data_) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return data_;
-  }
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-struct Linear {
-  Buffer packed, bias;
-  LinearWeights weights{};
-  size_t num_bytes = 0;
-};
-
-WeightsDtype weights_dtype(const std::string& name) {
-  if (name == "f32") return WeightsDtype::f32;
-  if (name == "bf16") return WeightsDtype::bf16;
-  if (name == "int8") return WeightsDtype::int8;
-  if (name == "int4") return WeightsDtype::int4;
-  throw std::invalid_argument("weights dtype '" + name + "' is not one of f32, bf16, int8, int4");
+Gate gate_of(const std::string& name) {
+  if (name == "gelu") return Gate::gelu;
+  if (name == "gelu_tanh") return Gate::gelu_tanh;
+  if (name == "clamped_swiglu") return Gate::clamped_swiglu;
+  throw std::invalid_argument("gated activation '" + name + "' is not one of gelu, gelu_tanh, clamped_swiglu");
 }
 
-const char* name_of(WeightsDtype dtype) {
-  switch (dtype) {
-    case WeightsDtype::f32: return "f32";
-    case WeightsDtype::bf16: return "bf16";
-    case WeightsDtype::int8: return "int8";
-    default: return "int4";
-  }
-}
-
-BlockKind block_kind(const std::string& name) {
-  if (name == "q8_0") return BlockKind::q8_0;
-  if (name == "q4_0") return BlockKind::q4_0;
-  if (name == "q4_1") return BlockKind::q4_1;
-  throw std::invalid_argument("blocks of '" + name + "' are not one of q8_0, q4_0, q4_1");
-}
-
-// Memory for a matrix and its bias, which is filled in.
-std::unique_ptr<Linear> new_linear(int num_outputs, int num_inputs, WeightsDtype type, const std::optional<CF1>& bias) {
-  require(num_outputs >= 1 && num_inputs >= 1, "a weight matrix must not be empty");
-  auto linear = std::make_unique<Linear>();
-  linear->num_bytes = type >= WeightsDtype::int8 ? packed_groups_bytes(num_outputs, num_inputs, type)
-                                                 : packed_linear_bytes(num_outputs, num_inputs, type);
-  linear->weights = {linear->packed.reserve(linear->num_bytes), nullptr, num_outputs, num_inputs, type};
-  if (bias) {
-    require(bias->shape(0) == static_cast<size_t>(num_outputs), "the bias must have one number an output");
-    const size_t padded = static_cast<size_t>(num_outputs + 15) / 16 * 16;
-    float* to = static_cast<float*>(linear->bias.reserve(padded * 4));
-    std::memset(to, 0, padded * 4);
-    std::memcpy(to, bias->data(), static_cast<size_t>(num_outputs) * 4);
-    linear->weights.bias = to;
-    linear->num_bytes += padded * 4;
-  }
-  return linear;
-}
+bool same_shape(const CF2& x, const F2& out) { return x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1); }
 
 KVFormat kv_format(const std::string& name) {
   KVFormat format;
@@ -238,6 +159,58 @@ class Kernels {
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     table_->silu_mul(pool_, gate_up.data(), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1)), out.data());
+  }
+
+  void layer_norm(const CF2& x, const CF1& weight, const std::optional<CF1>& bias, float eps, const F2& out) {
+    require(same_shape(x, out) && weight.shape(0) == x.shape(1), "x, weight and out must agree");
+    require(!bias || bias->shape(0) == x.shape(1), "the bias must have one number a column");
+    const float* shift = bias ? bias->data() : nullptr;
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->layer_norm(pool_, x.data(), weight.data(), shift, eps, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void activation(const CF2& x, const std::string& kind, const F2& out) {
+    require(same_shape(x, out), "x and out must agree");
+    const Activation which = activation_of(kind);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->activation(pool_, x.data(), which, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void gated_activation(const CF2& gate_up, const std::string& kind, float limit, const F2& out) {
+    require(out.shape(0) == gate_up.shape(0) && 2 * out.shape(1) == gate_up.shape(1), "gate_up must be [rows, 2 * width of out]");
+    const Gate which = gate_of(kind);
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->gated_activation(pool_, gate_up.data(), which, limit, static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1)), out.data());
+  }
+
+  void softmax(const CF2& x, const F2& out) {
+    require(same_shape(x, out) && x.shape(1) > 0, "x and out must agree and not be empty");
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->softmax(pool_, x.data(), static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void soft_cap(const CF2& x, float cap, const F2& out) {
+    require(same_shape(x, out) && cap > 0.f, "x and out must agree, and the cap be positive");
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->soft_cap(pool_, x.data(), cap, static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1)), out.data());
+  }
+
+  void rotate(const F3& heads, const CI1& positions, const CF2& cos, const CF2& sin, int first) {
+    RotateArgs args{heads.data(), positions.data(), cos.data(), sin.data(), static_cast<int>(heads.shape(0)),
+                    static_cast<int>(heads.shape(1)), static_cast<int>(heads.shape(2)), static_cast<int>(cos.shape(1)), first};
+    require(positions.shape(0) == heads.shape(0), "there must be one position a row");
+    require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1), "cos and sin must agree");
+    require(first >= 0 && first + 2 * args.half <= args.head_dim, "the rotated dimensions must lie inside a head");
+    for (int i = 0; i < args.num_rows; i++)
+      require(args.positions[i] >= 0 && static_cast<size_t>(args.positions[i]) < cos.shape(0), "a position is outside the rope table");
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    table_->rotate(pool_, args);
   }
 
   void rope_write(const CF2& qkv, const CI1& query_start, const CI1& start_position, const CI2& block_table, const CF2& cos,
@@ -381,6 +354,12 @@ NB_MODULE(_native, m) {
       .def("embedding", &Kernels::embedding, nb::arg("table"), nb::arg("token_ids"), nb::arg("out").noconvert())
       .def("rms_norm", &Kernels::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out").noconvert())
       .def("silu_mul", &Kernels::silu_mul, nb::arg("gate_up"), nb::arg("out").noconvert())
+      .def("layer_norm", &Kernels::layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"), nb::arg("out").noconvert())
+      .def("activation", &Kernels::activation, nb::arg("x"), nb::arg("kind"), nb::arg("out").noconvert())
+      .def("gated_activation", &Kernels::gated_activation, nb::arg("gate_up"), nb::arg("kind"), nb::arg("limit"), nb::arg("out").noconvert())
+      .def("softmax", &Kernels::softmax, nb::arg("x"), nb::arg("out").noconvert())
+      .def("soft_cap", &Kernels::soft_cap, nb::arg("x"), nb::arg("cap"), nb::arg("out").noconvert())
+      .def("rotate", &Kernels::rotate, nb::arg("heads").noconvert(), nb::arg("positions"), nb::arg("cos"), nb::arg("sin"), nb::arg("first"))
       .def("rope_write", &Kernels::rope_write, nb::arg("qkv"), nb::arg("query_start"), nb::arg("start_position"),
            nb::arg("block_table"), nb::arg("cos"), nb::arg("sin"), nb::arg("kv"), nb::arg("out_q").noconvert(),
            nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("norm_eps"))

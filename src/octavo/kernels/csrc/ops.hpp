@@ -10,6 +10,13 @@ void linear(ThreadPool& pool, const LinearArgs& args);
 void embedding(ThreadPool& pool, const LinearWeights& table, const int32_t* token_ids, int num_rows, float* out);
 void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
 void silu_mul(ThreadPool& pool, const float* gate_up, int num_rows, int width, float* out);
+void layer_norm(ThreadPool& pool, const float* x, const float* weight, const float* bias, float eps, int num_rows, int width,
+                float* out);
+void activation(ThreadPool& pool, const float* x, Activation kind, int num_rows, int width, float* out);
+void gated_activation(ThreadPool& pool, const float* gate_up, Gate kind, float limit, int num_rows, int width, float* out);
+void softmax(ThreadPool& pool, const float* x, int num_rows, int width, float* out);
+void soft_cap(ThreadPool& pool, const float* x, float cap, int num_rows, int width, float* out);
+void rotate(ThreadPool& pool, const RotateArgs& args);
 void rope_write(ThreadPool& pool, const RopeWriteArgs& args);
 size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads);
 void paged_attention(ThreadPool& pool, const AttentionArgs& args);

@@ -1,7 +1,7 @@
 // gate * sigmoid(gate) * up, as gate / (1 + e^-gate) * up: the quotient neither overflows nor loses small values early.
+#include "exp_lanes.hpp"
 #include "ops.hpp"
 #include "rows.hpp"
-#include "simd.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -12,16 +12,6 @@ struct SiluMul {
   int num_rows, width, rows;
   float* out;
 };
-
-// e^x, relative error about 3e-7; infinity above 89. x = n ln 2 + r, with ln 2 in two parts so that n * part is exact.
-OCTAVO_INLINE F16 exp_lanes(F16 x) {
-  x = min(max(x, set1(-120.f)), set1(89.5f));
-  const F16 n = round_nearest(mul(x, set1(1.44269504f)));
-  F16 r = sub(x, mul(n, set1(0.693359375f)));
-  r = sub(r, mul(n, set1(-2.12194440e-4f)));
-  // one power of two is left to the end: 2^128 is no float, and e^88.5 is one
-  return mul(scale_by_power(exp2_fraction(mul(r, set1(1.44269504f))), sub(n, set1(1.f))), set1(2.f));
-}
 
 OCTAVO_INLINE F16 silu_mul_lanes(F16 gate, F16 up) {
   return mul(div(gate, add(set1(1.f), exp_lanes(sub(zero(), gate)))), up);

@@ -41,6 +41,10 @@ OCTAVO_INLINE F16 min(F16 a, F16 b) { return {_mm512_maskz_min_ps(0xffff, a.v, b
 OCTAVO_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a * b + c
 OCTAVO_INLINE F16 round_nearest(F16 a) { return {_mm512_maskz_roundscale_ps(0xffff, a.v, 8)}; }
 OCTAVO_INLINE F16 scale_by_power(F16 a, F16 n) { return {_mm512_maskz_scalef_ps(0xffff, a.v, n.v)}; }  // a * 2^n, n integral
+// where a < b: x, elsewhere (also for NaN): y
+OCTAVO_INLINE F16 select_below(F16 a, F16 b, F16 x, F16 y) {
+  return {_mm512_mask_mov_ps(y.v, _mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), x.v)};
+}
 // lanes 0 .. count - 1 of a, the rest from b
 OCTAVO_INLINE F16 first_lanes(F16 a, F16 b, int count) {
   return {_mm512_mask_mov_ps(b.v, static_cast<__mmask16>((1u << count) - 1u), a.v)};
@@ -89,6 +93,9 @@ OCTAVO_INLINE F16 scale_by_power(F16 x, F16 n) {  // n in [-126, 128]; below, fl
   const __m256 ka = _mm256_cmp_ps(n.a, low, _CMP_GE_OQ), kb = _mm256_cmp_ps(n.b, low, _CMP_GE_OQ);
   return {_mm256_and_ps(ka, _mm256_mul_ps(x.a, power_of_two_(_mm256_max_ps(n.a, low)))),
           _mm256_and_ps(kb, _mm256_mul_ps(x.b, power_of_two_(_mm256_max_ps(n.b, low))))};
+}
+OCTAVO_INLINE F16 select_below(F16 a, F16 b, F16 x, F16 y) {
+  return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)), _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
 }
 OCTAVO_INLINE __m256i first_mask_(int count) {  // all ones in lanes 0 .. count - 1
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -151,6 +158,7 @@ OCTAVO_INLINE F16 mul(F16 a, F16 b) { OCTAVO_EACH(a.v[i] * b.v[i]); }
 OCTAVO_INLINE F16 div(F16 a, F16 b) { OCTAVO_EACH(a.v[i] / b.v[i]); }
 OCTAVO_INLINE F16 max(F16 a, F16 b) { OCTAVO_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 OCTAVO_INLINE F16 min(F16 a, F16 b) { OCTAVO_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+OCTAVO_INLINE F16 select_below(F16 a, F16 b, F16 x, F16 y) { OCTAVO_EACH(a.v[i] < b.v[i] ? x.v[i] : y.v[i]); }
 #if defined(__ARM_NEON) && defined(__aarch64__)
 OCTAVO_INLINE F16 fma(F16 a, F16 b, F16 c) {
   OCTAVO_EACH((F4_)vfmaq_f32((float32x4_t)c.v[i], (float32x4_t)a.v[i], (float32x4_t)b.v[i]));

@@ -8,8 +8,10 @@ namespace OCTAVO_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {OCTAVO_STRING(OCTAVO_ISA), linear_scratch_bytes, linear,     embedding,
-                            rms_norm,                  silu_mul,             rope_write, attention_scratch_bytes,
-                            paged_attention,           latent_write,         latent_scratch_bytes, latent_attention};
+                            rms_norm,                  silu_mul,             layer_norm, activation,
+                            gated_activation,          softmax,              soft_cap,   rotate,
+                            rope_write,                attention_scratch_bytes, paged_attention,
+                            latent_write,              latent_scratch_bytes, latent_attention};
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -1,0 +1,117 @@
+"""Layers of a model -> KV groups whose blocks have the same number of bytes, so that one pool serves all. Pure.
+
+It knows the geometry of each layer; it does not know models, budgets or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.kv_spec import KVGroupSpec
+from octavo.errors import ConfigError
+
+# So much of the bytes may be unused where fewer groups can be had for it: what layers that keep all tokens take is most
+# of the memory of long texts, what window layers take is bounded.
+MAX_GROWING_PADDING = 1 / 32
+MAX_WINDOW_PADDING = 1 / 6
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """What one layer keeps of a token, and for how long."""
+
+    num_kv_heads: int
+    head_dim: int
+    kv_format: str
+    window: int | None = None  # tokens that a row reads, itself included; None: all
+    kind: str = "pair"  # as in `KVGroupSpec`
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Groups of blocks of `bytes_per_token` bytes, and how much of them is padding."""
+
+    bytes_per_token: int
+    groups: tuple[KVGroupSpec, ...]
+
+    @property
+    def padding(self) -> tuple[float, float]:
+        """The unused share of what layers take that keep all tokens, and of what window layers take."""
+        growing = [group for group in self.groups if group.window is None]
+        return self._share(growing), self._share([group for group in self.groups if group.window is not None])
+
+    @property
+    def is_thrifty(self) -> bool:
+        growing, windowed = self.padding
+        return growing <= MAX_GROWING_PADDING and windowed <= MAX_WINDOW_PADDING
+
+    @staticmethod
+    def _share(groups: Sequence[KVGroupSpec]) -> float:
+        whole = sum(group.bytes_per_token + group.padding_bytes_per_token for group in groups)
+        return sum(group.padding_bytes_per_token for group in groups) / whole if whole else 0.0
+
+
+def build_groups(layers: Sequence[LayerGeometry]) -> tuple[KVGroupSpec, ...]:
+    """The groups of a model's layers, in the order of the model; those that keep all tokens come first.
+
+    A block has room for as many layers of each geometry as its bytes take; layers of one geometry that do not fit one
+    block are split evenly over several groups. Of the sizes of a block that leave no more unused than is said above,
+    the one with the fewest groups is taken (each step works on every group), then the one with the least padding; if
+    there is none, the least padding decides, of layers that keep all tokens first.
+    """
+    if not layers:
+        raise ConfigError("a model needs at least one layer to make KV groups of")
+    by_geometry: dict[LayerGeometry, list[int]] = {}
+    for index, layer in enumerate(layers):
+        by_geometry.setdefault(layer, []).append(index)
+    least = max(_layer_bytes(layer) for layer in by_geometry)
+    sizes = {
+        _layer_bytes(layer) * count
+        for layer, indices in by_geometry.items()
+        for count in range(1, len(indices) + 1)
+        if _layer_bytes(layer) * count >= least
+    }
+    cuts = [_Cut(size, _groups_of(by_geometry, size)) for size in sorted(sizes)]
+    thrifty = [cut for cut in cuts if cut.is_thrifty]
+    if thrifty:
+        return min(thrifty, key=lambda cut: (len(cut.groups), cut.padding, cut.bytes_per_token)).groups
+    return min(cuts, key=lambda cut: (cut.padding, len(cut.groups), cut.bytes_per_token)).groups
+
+
+def _groups_of(by_geometry: dict[LayerGeometry, list[int]], size: int) -> tuple[KVGroupSpec, ...]:
+    """Groups with `size` bytes a token."""
+    groups: list[KVGroupSpec] = []
+    names = _names(list(by_geometry))
+    for layer, indices in sorted(by_geometry.items(), key=lambda item: (item[0].window is not None, item[1][0])):
+        room = size // _layer_bytes(layer)
+        count = -(-len(indices) // room)
+        for part in range(count):
+            own = tuple(indices[part * len(indices) // count : (part + 1) * len(indices) // count])
+            name = names[layer] if count == 1 else f"{names[layer]}/{part + 1}"
+            padding = size - len(own) * _layer_bytes(layer)
+            about = (layer.num_kv_heads, layer.head_dim, layer.kv_format, layer.window, layer.kind, padding)
+            groups.append(KVGroupSpec(name, own, *about))
+    return tuple(groups)
+
+
+def _names(geometries: Sequence[LayerGeometry]) -> dict[LayerGeometry, str]:
+    """A name for each: its kind and window; with its shape where that is not enough to tell it from another."""
+    plain = {one: _plain_name(one) for one in geometries}
+    named = list(plain.values())
+    return {
+        one: name if named.count(name) == 1 else f"{name}-{one.num_kv_heads}x{one.head_dim}-{one.kv_format}"
+        for one, name in plain.items()
+    }
+
+
+def _plain_name(layer: LayerGeometry) -> str:
+    life = "full" if layer.window is None else f"window{layer.window}"
+    if layer.kind == "pair":
+        return life
+    return layer.kind if layer.window is None else f"{layer.kind}-{life}"
+
+
+def _layer_bytes(layer: LayerGeometry) -> int:
+    one = KVGroupSpec("one layer", (0,), layer.num_kv_heads, layer.head_dim, layer.kv_format, layer.window, layer.kind)
+    return one.layer_bytes_per_token

@@ -1,0 +1,56 @@
+"""Helpers of every forward pass: buffers for activations, and which rows of a step go on to become logits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.kernels.ops import F32, I32, AttentionBatch
+
+_SCRATCH_ROWS_STEP = 64
+
+
+class Scratch:
+    """Buffers for activations, kept between calls and grown on demand."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, F32] = {}
+
+    def rows(self, name: str, num_rows: int, size: int) -> F32:
+        """[num_rows, size], with whatever the last call left in it."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < num_rows:
+            capacity = -(-num_rows // _SCRATCH_ROWS_STEP) * _SCRATCH_ROWS_STEP
+            buffer = self._buffers[name] = np.empty((capacity, size), np.float32)
+        return buffer[:num_rows]
+
+    def heads(self, name: str, num_rows: int, num_heads: int, head_dim: int) -> F32:
+        return self.rows(name, num_rows, num_heads * head_dim).reshape(num_rows, num_heads, head_dim)
+
+
+def num_positions(batch: AttentionBatch) -> int:
+    """One more than the last position of the step."""
+    return int((batch.start_position + np.diff(batch.query_start)).max(initial=0))
+
+
+def positions(batch: AttentionBatch) -> I32:
+    """[num_tokens]: the position of every row."""
+    counts = np.diff(batch.query_start)
+    offsets = np.repeat(batch.start_position - batch.query_start[:-1], counts)
+    return (np.arange(batch.query_start[-1]) + offsets).astype(np.int32)
+
+
+def are_all_rows(logits_rows: I32, num_tokens: int) -> bool:
+    return len(logits_rows) == num_tokens and bool((logits_rows == np.arange(num_tokens)).all())
+
+
+def one_row_each(batch: AttentionBatch, rows: I32) -> AttentionBatch:
+    """The same positions of the same sequences, each of the given rows as a sequence of one row."""
+    sequence = np.searchsorted(batch.query_start, rows, side="right") - 1
+    position = batch.start_position[sequence] + rows - batch.query_start[sequence]
+    dropped = batch.start_position - batch.slots
+    return AttentionBatch(
+        query_start=np.arange(len(rows) + 1, dtype=np.int32),
+        start_position=position.astype(np.int32),
+        block_tables=batch.block_tables.take(sequence, axis=1),
+        start_slot=None if batch.start_slot is None else (position - dropped[sequence]).astype(np.int32),
+    )
