@@ -1,28 +1,30 @@
 """Paged attention against this machine's limits, probed in the same run: memory for decode, multiply-adds for prefill.
 
-    PYTHONPATH=src python benchmarks/micro/attention.py [--json PATH] [--threads N] [--kv-format f32] [--only NAME]
+    PYTHONPATH=src python benchmarks/micro/attention.py [--json PATH] [--kv-formats bf16,int8] [--only NAME]
 
 SmolLM2-135M's shape: 30 layers, 9 query and 3 KV heads, head_dim 64; blocks of 16 tokens in random order. Sequences
-take turns in a pool much larger than the caches, so that K and V are cold. Times are medians, all layers together.
+take turns in a pool much larger than the caches, so that K and V are cold. Times are of all layers together; formats
+take turns within each round. The processor's clock tells what a busy neighbour hides; its limits are one thread's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from probe import Prober
 
+from octavo.core.kv_bytes import FORMAT_BYTES, vector_bytes
 from octavo.kernels.native import NativeOps
-from octavo.kernels.ops import F32, AttentionBatch, KVLayer, RopeTable
+from octavo.kernels.ops import F32, AttentionBatch, KVLayer
 from octavo.kv_formats import layout
 
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 30, 9, 3, 64
@@ -33,37 +35,63 @@ SCALE = HEAD_DIM**-0.5
 @dataclass(frozen=True, slots=True)
 class Result:
     name: str
-    milliseconds: float
+    kv_format: str
+    clock: str  # "wall" with all threads, or "processor": the time of one thread on its processor, beside others' work
     milliseconds_best: float
-    milliseconds_p90: float
-    achieved: float  # GB/s or G multiply-adds/s
-    limit: float  # the same, probed
+    milliseconds: float  # median
+    achieved: float  # GB/s or G multiply-adds/s, of the best
+    limit: float  # the same, the best probe of this run; of one thread for clock "processor"
     unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All layers for one row at the end of `context` tokens in each sequence, or for a whole prompt of that length."""
+
+    name: str
+    context: int
+    num_sequences: int
+    is_prefill: bool
+
+
+CASES = (
+    Case("decode 512", 512, 1, False),
+    Case("decode 2048", 2048, 1, False),
+    Case("decode 8192", 8192, 1, False),
+    Case("decode 32x512", 512, 32, False),
+    Case("prefill 1636", 1636, 1, True),
+    Case("prefill 5456", 5456, 1, True),
+)
 
 
 class Pool:
     """Random K and V of all layers, and random queries."""
 
     def __init__(self, kv_format: str, shuffled: bool) -> None:
-        item_bytes = layout.codec(kv_format).ITEM_BYTES
-        layer_bytes = 2 * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM * item_bytes
+        self.kv_format = kv_format
+        self.bytes_per_token = NUM_KV_HEADS * vector_bytes(kv_format, HEAD_DIM)  # of one layer
+        layer_bytes = BLOCK_SIZE * self.bytes_per_token
         block_bytes, num_blocks = NUM_LAYERS * layer_bytes, POOL_TOKENS // BLOCK_SIZE
         rng = np.random.default_rng(0)
         memory = np.empty(num_blocks * block_bytes + 64, np.uint8)
         offset = -memory.ctypes.data % 64
         pool = memory[offset : offset + num_blocks * block_bytes]
-        tokens = rng.standard_normal((num_blocks * block_bytes // 30 // item_bytes // HEAD_DIM, HEAD_DIM), np.float32)
-        encoded = layout.codec(kv_format).encode_k(tokens[: len(tokens) // 16 * 16].reshape(16, -1))
-        pool.reshape(NUM_LAYERS, -1)[...] = encoded
         self.layers = [
             KVLayer(pool, block_bytes, i * layer_bytes, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, kv_format)
             for i in range(NUM_LAYERS)
         ]
-        self.bytes_per_token = 2 * NUM_KV_HEADS * HEAD_DIM * item_bytes  # of one layer
+        pool.reshape(-1, sum(layout.tile_bytes(self.layers[0])))[...] = self._random_tile(rng)
         self.blocks = (rng.permutation(num_blocks) if shuffled else np.arange(num_blocks)).astype(np.int32)
         self.q: F32 = rng.standard_normal((5456, NUM_HEADS, HEAD_DIM), np.float32)
         self.out = np.empty_like(self.q)
         self._next = 0
+
+    def _random_tile(self, rng: np.random.Generator) -> np.ndarray:
+        form, (k_bytes, v_bytes) = layout.codec(self.kv_format), layout.tile_bytes(self.layers[0])
+        tile = np.zeros(k_bytes + v_bytes, np.uint8)
+        form.write_k(tile[:k_bytes], 0, rng.standard_normal((16, HEAD_DIM), np.float32))
+        form.write_v(tile[k_bytes:], 0, rng.standard_normal((16, HEAD_DIM), np.float32))
+        return tile
 
     def take(self, num_tokens: int) -> np.ndarray:
         """The blocks of the next sequence; the pool is used round and round."""
@@ -80,112 +108,91 @@ class Pool:
         return AttentionBatch(np.arange(len(lengths) + 1, dtype=np.int32) * num_rows, starts, table[None])
 
 
-def timed(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
+class Runner:
+    """One set of operations, its clock and its limits."""
 
+    def __init__(self, ops: NativeOps, clock: str) -> None:
+        self.ops, self.clock = ops, clock
+        self.prober = Prober(ops.num_threads)
+        self.reads: list[float] = []
+        self.times: dict[tuple[Case, str], list[float]] = {}
 
-def summary(times: list[float], layers: int = 1) -> tuple[float, float, float]:
-    """Median, best and 90th percentile."""
-    ordered = sorted(time * layers for time in times)
-    return statistics.median(ordered), ordered[0], ordered[len(ordered) * 9 // 10]
+    def run(self, case: Case, pool: Pool, round_index: int) -> None:
+        """One measurement. A prefill takes one layer, and its time counts for all."""
+        now = time.perf_counter if self.clock == "wall" else time.thread_time
+        rows = case.context if case.is_prefill else 1
+        batch = pool.batch([case.context] * case.num_sequences, rows)
+        q, out = (array[: rows * case.num_sequences] for array in (pool.q, pool.out))
+        layers = [pool.layers[round_index % NUM_LAYERS]] if case.is_prefill else pool.layers
+        start = now()
+        for layer in layers:
+            self.ops.paged_attention(q, batch, layer, SCALE, out)
+        self.times.setdefault((case, pool.kv_format), []).append((now() - start) * NUM_LAYERS / len(layers))
 
-
-def decode(ops: NativeOps, pool: Pool, prober: Prober, context: int, num_sequences: int, repeats: int) -> Result:
-    """One row a sequence, at the end of `context` tokens, all layers; the probe runs between the steps."""
-    times, probes = [], []
-    q, out = pool.q[:num_sequences], pool.out[:num_sequences]
-
-    def step(batch: AttentionBatch) -> None:
-        for layer in pool.layers:
-            ops.paged_attention(q, batch, layer, SCALE, out)
-
-    for _ in range(repeats):
-        probes.append(prober.read_gb_s(128, 1))
-        batch = pool.batch([context] * num_sequences, 1)
-        times.append(timed(lambda batch=batch: step(batch)))  # type: ignore[misc]
-    median, best, p90 = summary(times)
-    read = num_sequences * context * pool.bytes_per_token * NUM_LAYERS
-    name = f"decode {context}" if num_sequences == 1 else f"decode {num_sequences}x{context}"
-    return Result(name, median, best, p90, read / median / 1e6, statistics.median(probes), "GB/s")
-
-
-def prefill(ops: NativeOps, pool: Pool, num_tokens: int, peak: float, repeats: int) -> Result:
-    """A whole prompt in one call; one layer is timed at a time, and the time is that of all."""
-    q, out = pool.q[:num_tokens], pool.out[:num_tokens]
-    batch = pool.batch([num_tokens], num_tokens)
-    times = []
-    for i in range(repeats):
-        layer = pool.layers[i % NUM_LAYERS]
-        times.append(timed(lambda layer=layer: ops.paged_attention(q, batch, layer, SCALE, out)))  # type: ignore[misc]
-    median, best, p90 = summary(times, NUM_LAYERS)
-    macs = num_tokens * (num_tokens + 1) / 2 * NUM_HEADS * HEAD_DIM * 2 * NUM_LAYERS
-    return Result(f"prefill {num_tokens}", median, best, p90, macs / median / 1e6, peak, "GMAC/s")
-
-
-def rope_write(ops: NativeOps, pool: Pool, num_tokens: int, limit: float) -> Result:
-    """Rotation and writing of a prompt; the bytes are those read of q, k and v and written to q, K and V."""
-    width = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
-    qkv = np.random.default_rng(1).standard_normal((num_tokens, width), np.float32)
-    angles = np.random.default_rng(2).random((POOL_TOKENS, HEAD_DIM // 2), np.float32)
-    rope = RopeTable(np.cos(angles), np.sin(angles))
-    batch, out = pool.batch([num_tokens], num_tokens), pool.out[:num_tokens]
-    times = [timed(lambda i=i: ops.rope_write(qkv, batch, rope, pool.layers[i], out)) for i in range(NUM_LAYERS)]  # type: ignore[misc]
-    median, best, p90 = summary(times, NUM_LAYERS)
-    moved = (qkv.nbytes + out.nbytes + num_tokens * pool.bytes_per_token) * NUM_LAYERS
-    return Result(f"rope_write {num_tokens}", median, best, p90, moved / median / 1e6, limit, "GB/s")
+    def results(self, bytes_per_token: dict[str, int]) -> list[Result]:
+        probe = self.prober.measure()
+        found = []
+        for (case, kv_format), times in self.times.items():
+            best = min(times)
+            if case.is_prefill:
+                is_dot = self.ops.instruction_set == "avx512_bf16" and kv_format not in ("f32", "f16")
+                macs = case.context * (case.context + 1) / 2 * NUM_HEADS * HEAD_DIM * 2 * NUM_LAYERS
+                achieved, limit, unit = macs / best / 1e9, probe.bf16_gmac_s if is_dot else probe.f32_gmac_s, "GMAC/s"
+            else:
+                read = case.num_sequences * case.context * bytes_per_token[kv_format] * NUM_LAYERS
+                achieved, limit, unit = read / best / 1e9, max(*self.reads, probe.read_gb_s), "GB/s"
+            median = statistics.median(times)
+            found.append(Result(case.name, kv_format, self.clock, best * 1e3, median * 1e3, achieved, limit, unit))
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the results here")
-    parser.add_argument("--threads", type=int, default=0, help="0: one per core")
-    parser.add_argument("--kv-format", choices=("bf16", "f32"), default="bf16")
+    parser.add_argument("--threads", type=int, default=0, help="of the wall clock; 0: one per core")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--kv-formats", default="bf16,int8", help=", ".join(FORMAT_BYTES))
     parser.add_argument("--instruction-set", default="auto")
     parser.add_argument("--ordered", action="store_true", help="blocks in ascending order instead of shuffled")
-    parser.add_argument("--only", default="", help="only results whose name contains this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
     arguments = parser.parse_args()
-    ops = NativeOps(arguments.threads, arguments.instruction_set)
-    prober, pool = Prober(ops.num_threads), Pool(arguments.kv_format, not arguments.ordered)
-    probe = prober.measure()
-    is_dot = ops.instruction_set == "avx512_bf16" and arguments.kv_format == "bf16"
-    peak = probe.bf16_gmac_s if is_dot else probe.f32_gmac_s
-    runs: dict[str, Callable[[], Result]] = {
-        "decode 512": lambda: decode(ops, pool, prober, 512, 1, 81),
-        "decode 2048": lambda: decode(ops, pool, prober, 2048, 1, 61),
-        "decode 8192": lambda: decode(ops, pool, prober, 8192, 1, 41),
-        "decode 32x512": lambda: decode(ops, pool, prober, 512, 32, 21),
-        "prefill 1636": lambda: prefill(ops, pool, 1636, peak, 15),
-        "prefill 5456": lambda: prefill(ops, pool, 5456, peak, 9),
-        "rope_write 1": lambda: rope_write(ops, pool, 1, probe.read_gb_s),
-        "rope_write 512": lambda: rope_write(ops, pool, 512, probe.read_gb_s),
-    }
-    results = []
-    for name, run in runs.items():
-        if arguments.only not in name:
-            continue
-        found = run()
-        results.append(found)
-        share = found.achieved / found.limit
+    runners = [
+        Runner(NativeOps(arguments.threads, arguments.instruction_set), "wall"),
+        Runner(NativeOps(1, arguments.instruction_set), "processor"),
+    ]
+    pools = [Pool(kv_format, not arguments.ordered) for kv_format in arguments.kv_formats.split(",")]
+    for round_index in range(arguments.rounds):
+        for runner in runners:
+            runner.reads.append(runner.prober.read_gb_s(128, 1))
+            for case in CASES:
+                for pool in pools:
+                    if arguments.only in case.name:
+                        runner.run(case, pool, round_index)
+    bytes_per_token = {pool.kv_format: pool.bytes_per_token for pool in pools}
+    results = [result for runner in runners for result in runner.results(bytes_per_token)]
+    for found in results:
         print(
-            f"{found.name:16s} {found.milliseconds:9.3f} ms (best {found.milliseconds_best:9.3f}, "
-            f"p90 {found.milliseconds_p90:9.3f})  "
-            f"{found.achieved:6.1f} of {found.limit:6.1f} {found.unit} = {share:4.0%}"
+            f"{found.name:14s} {found.kv_format:9s} {found.clock:9s} best {found.milliseconds_best:9.3f} ms, median "
+            f"{found.milliseconds:9.3f}  {found.achieved:6.1f} of {found.limit:6.1f} {found.unit} = "
+            f"{found.achieved / found.limit:4.0%}"
         )
     if arguments.json:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        report = {
-            "commit": commit,
-            "machine": {"processor": platform.processor(), "threads": ops.num_threads},
-            "instruction_set": ops.instruction_set,
-            "kv_format": arguments.kv_format,
-            "probe": asdict(probe),
-            "results": [asdict(result) for result in results],
-        }
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(report(runners[0], results, arguments.rounds), indent=2) + "\n")
+
+
+def report(runner: Runner, results: list[Result], rounds: int) -> dict[str, object]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "commit": commit,
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "threads": runner.ops.num_threads,
+            "load_average": os.getloadavg()[0],
+        },
+        "instruction_set": runner.ops.instruction_set,
+        "rounds": rounds,
+        "results": [asdict(result) for result in results],
+    }
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from octavo.executor.batch import is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
+from octavo.kv_formats import layout
 from octavo.models.loader import CausalLM
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -34,7 +35,10 @@ Ids = Sequence[int]
 
 
 def fill_slots_with_nan(kv: KVLayer, block_id: int, first_slot: int) -> None:
-    """All bits set in K and V, or in the latent, of slots [first_slot, block_size) of one layer."""
+    """NaN in K and V, or the latent, of slots [first_slot, block_size) of one layer: all bits set, or by the codec."""
+    if kv.kv_format not in ("f32", "bf16"):
+        fill_by_codec(kv, block_id, first_slot)
+        return
     item = np.uint16 if kv.kv_format == "bf16" else np.uint32
     if kv.kind == "latent":
         fill_latents_with_nan(kv, block_id, first_slot, item)
@@ -53,6 +57,20 @@ def fill_slots_with_nan(kv: KVLayer, block_id: int, first_slot: int) -> None:
         else:
             k.reshape(-1, dim, 16)[:, :, slots] = ones
             v.reshape(-1, 16, dim)[:, slots] = ones
+
+
+def fill_by_codec(kv: KVLayer, block_id: int, first_slot: int) -> None:
+    form, (k_bytes, v_bytes) = layout.codec(kv.kv_format), layout.tile_bytes(kv)
+    tiles, start = kv.block_size // 16, block_id * kv.block_bytes + kv.layer_offset
+    num_bytes = kv.num_kv_heads * tiles * (k_bytes + v_bytes)
+    heads = kv.pool[start : start + num_bytes].reshape(kv.num_kv_heads, tiles, k_bytes + v_bytes)
+    for tile in range(first_slot // 16, tiles):
+        slot = max(0, first_slot - 16 * tile)
+        nothing = np.full((16 - slot, kv.head_dim), np.nan, np.float32)
+        for head in range(kv.num_kv_heads):
+            form.write_k(heads[head, tile, :k_bytes], slot, nothing)
+            if v_bytes:
+                form.write_v(heads[head, tile, k_bytes:], slot, nothing)
 
 
 def fill_latents_with_nan(kv: KVLayer, block_id: int, first_slot: int, item: type[np.unsignedinteger]) -> None:

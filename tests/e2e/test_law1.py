@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.tokenizer import Tokenizer
 from octavo.kernels.native import NativeOps
@@ -163,7 +164,7 @@ def test_other_weights(smollm2_path: Path, prompt: Ids, expected: Answer, weight
 
 @pytest.mark.large
 @pytest.mark.parametrize("weights_dtype", ["f32", "bf16", "int8", "int4"])
-@pytest.mark.parametrize("kv_format", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_format", tuple(FORMAT_BYTES))
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_every_dtype(smollm2_path: Path, prompt: Ids, weights_dtype: str, kv_format: str, block_size: int) -> None:
     load = loader(smollm2_path, 2, weights_dtype)

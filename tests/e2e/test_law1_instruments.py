@@ -168,7 +168,7 @@ def test_a_step_that_broke_off_poisons_nothing(model: CausalLM, ops: WrappedOps,
     cases.assert_same(answer, expected, "after a broken step")
 
 
-@pytest.mark.parametrize("kv_format", ["f32", "bf16"])
+@pytest.mark.parametrize("kv_format", ["f32", "bf16", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_poison_lands_in_the_slots_that_it_is_for(
     model: CausalLM, ops: WrappedOps, kv_format: str, block_size: int

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.config import SchedulerConfig
+from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native import NativeOps, supported_instruction_sets
@@ -28,6 +29,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("wide"), "llama_wide_heads", dtype="f32")
+
+
+@pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("qwen"), "qwen3", dtype="f32")
 
@@ -40,6 +46,13 @@ def test_every_case_on_every_instruction_set(
 ) -> None:
     ops = NativeOps(2, instruction_set)
     model = load_model(open_model(llama), ops, weights_dtype)
+    cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, **settings), BASE)
+
+
+@pytest.mark.parametrize("kv_format", sorted(set(FORMAT_BYTES) - {"f32", "bf16"}))
+def test_every_case_on_every_other_kv_format(wide: Path, kv_format: str) -> None:
+    ops = NativeOps(2)
+    model = load_model(open_model(wide), ops, "int8")
     cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, **settings), BASE)
 
 

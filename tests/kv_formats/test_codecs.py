@@ -88,16 +88,19 @@ def test_where_a_number_lies_in_a_bf16_tile() -> None:
 
 
 def test_where_a_number_lies_in_tiles_of_codes() -> None:
-    """8 bits: K [head_dim / 4][16][4], V [4][head_dim][4]; 4 bits: V [4][head_dim / 32][16][4], two to a byte."""
+    """8 bits: fours of dimensions (K) or tokens (V); 4 bits: V [4][head_dim / 32][16][4], two to a byte."""
     x = np.random.default_rng(2).standard_normal((16, 64), dtype=np.float32)
     codes, _ = int8.encode(x)
-    k, v = tile_of("int8", "k", x)[:1024].reshape(16, 16, 4), tile_of("int8", "v", x)[:1024].reshape(4, 64, 4)
+    k = tile_of("int8", "k", x)[:1024].reshape(16, 4, 2, 4, 2)
+    v = tile_of("int8", "v", x)[:1024].reshape(4, 4, 4, 2, 4, 2)
     small, _, _ = k8v4.encode(x)
     v4 = tile_of("k8v4", "v", x)[:512].reshape(4, 2, 16, 4)
     for token in (0, 5, 15):
         for dimension in (0, 7, 31, 50):
-            assert k[dimension // 4, token, dimension % 4] == codes[token, dimension]
-            assert v[token // 4, dimension, token % 4] == codes[token, dimension]
+            at = (dimension // 4, token // 4, dimension % 4 // 2, token % 4, dimension % 2)
+            assert k[at] == codes[token, dimension]
+            at_v = (token // 4, dimension // 16, dimension % 16 // 4, token % 4 // 2, dimension % 4, token % 2)
+            assert v[at_v] == codes[token, dimension]
             byte = v4[token // 4, dimension // 32, dimension % 16, token % 4]
             assert (byte >> (4 * (dimension // 16 % 2))) & 15 == small[token, dimension]
 

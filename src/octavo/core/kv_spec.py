@@ -1,7 +1,7 @@
 """The bytes of the KV cache, as pure functions: the planner prints what the engine allocates by (law 2).
 
-Standard library only. It knows sizes, not layouts: what a format takes is in `kv_bytes`, how layers come together in
-groups is decided in `kv_groups`, how a block is laid out is in `kv_formats`.
+Standard library only. It knows sizes, not layouts: what a format takes is in `kv_bytes`, how a block is laid out in
+`kv_formats`. How layers come together in groups is decided in `kv_groups`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ OCTAVO_INLINE F16 dot(F16 sum, __m512bh a, __m512bh b) { return {_mm512_dpbf16_p
 template <int kMaxDim>
 struct Bf16DotTiles {
   static constexpr int kQueryWords = kMaxDim / 2;  // between two rows of packed queries: pairs of dimensions
+  static constexpr int kRowLimit = kMaxRows;
   static constexpr int kItemBytes = 2;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
@@ -26,23 +27,25 @@ struct Bf16DotTiles {
   // As in attention_widened.hpp, two dimensions at a time.
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
-                            float (*out)[kSpanKeys], int column) {
+                            const float* scales, float (*out)[kSpanKeys], int column) {
     F16 sum[kRows][kTiles];
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
-    for (int word = 0; word < head_dim / 2; word++) {
-      __m512bh key[kTiles];
-      for (int t = 0; t < kTiles; t++) {
-        key[t] = load_pairs(k[t] + word * 64);
-        if (kPrefetch) prefetch_line(next[t], word);
-      }
-      for (int r = 0; r < kRows; r++) {
-        const __m512bh x = set1_pair(q[r * kQueryWords + word]);
-        for (int t = 0; t < kTiles; t++) sum[r][t] = dot(sum[r][t], key[t], x);
+    for (int base = 0; base < head_dim / 2; base += 4) {
+#pragma GCC unroll 4
+      for (int word = base; word < base + 4; word++) {
+        __m512bh key[kTiles];
+        for (int t = 0; t < kTiles; t++) {
+          key[t] = load_pairs(k[t] + word * 64);
+          if (kPrefetch) prefetch_line(next[t], word);
+        }
+        for (int r = 0; r < kRows; r++) {
+          const __m512bh x = set1_pair(q[r * kQueryWords + word]);
+          for (int t = 0; t < kTiles; t++) sum[r][t] = dot(sum[r][t], key[t], x);
+        }
       }
     }
-    for (int r = 0; r < kRows; r++)
-      for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
+    store_scores<kRows, kTiles>(sum, scales, out, column);
   }
 
   static constexpr int kWeighTiles = 2;  // weighed together
@@ -54,8 +57,8 @@ struct Bf16DotTiles {
     for (int r = 0; r < kRows; r++) {
       const float* scores = buffers.scores[r] + tile * 16;
       const F16 largest = set1(max_scores[r]), sum = is_first ? zero() : load(buffers.sums[r]);
-      const F16 low = weight_exp2<true>(sub(load(scores), largest));
-      const F16 high = weight_exp2<true>(sub(load(scores + 16), largest));
+      const F16 low = rounded_exp2(sub(load(scores), largest));
+      const F16 high = rounded_exp2(sub(load(scores + 16), largest));
       __m512bh pairs;
       if (scales) {
         pairs = _mm512_cvtne2ps_pbh(mul(high, load(scales + tile * 16 + 16)).v, mul(low, load(scales + tile * 16)).v);

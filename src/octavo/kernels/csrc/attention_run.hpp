@@ -1,8 +1,10 @@
 // Attention of any rows (prefill, chunks, decode, mixed) over tiles in blocks: what paged and latent attention share.
 // See attention_span.hpp for the order of the additions, attention_plan.hpp for the pieces of work.
 //
-// A form says how tiles are computed with: `Tiles`, the arithmetic; `kMode` of spans that are not prefetched; and, where
-// tiles are not read as they lie (kPrepares), `prepare`, which makes those of a span in a thread's memory.
+// A form says how tiles are computed with: `Tiles`, the arithmetic; kScaled where tokens have scales. Where tiles are not
+// computed with as they lie (kPrepares), `prepare` makes those of a span in a thread's memory, and may ask for the next
+// span's meanwhile (kPrefetches). With kReadsCodes, few rows are computed by `CodeTiles` from the codes as they lie: the
+// same operations on the same values, so the same bits.
 #pragma once
 #include "attention_plan.hpp"
 
@@ -13,8 +15,7 @@ namespace OCTAVO_ISA {
 template <class Arithmetic>
 struct PlainForm {
   using Tiles = Arithmetic;
-  static constexpr bool kPrepares = false;
-  static constexpr SpanMode kMode = SpanMode::plain;
+  static constexpr bool kPrepares = false, kPrefetches = false, kReadsCodes = false, kScaled = false;
 };
 
 namespace {
@@ -171,14 +172,16 @@ TileRange find_next_tiles(const Work& work, int piece_index, int span) {
   return find_tiles(work, work.pieces[next], work.pieces[next].first_span);
 }
 
-// Half tiles of `next`, in the order of addresses, to be asked for while `count` tiles are computed.
-void set_next(const TileLayout& layout, const TileRange& next, int count, const uint8_t* nothing, const uint8_t** to) {
-  if (layout.v_offset == layout.bytes) {  // no V tiles: asked for while scores are computed
+// What of `next` is to be asked for while `count` tiles are computed: half tiles in the order of addresses, or whole tiles
+// (or K tiles without V) while scores are computed and nothing after that.
+void set_next(const TileLayout& layout, const TileRange& next, int count, bool whole_tiles, const uint8_t* nothing,
+              const uint8_t** to) {
+  if (whole_tiles) {
     for (int i = 0; i < 2 * count; i++) to[i] = i < count && i < next.count() ? next.at[next.first + i] : nothing;
-    return;
+  } else {
+    for (int i = 0; i < 2 * count; i++)
+      to[i] = i / 2 < next.count() ? next.at[next.first + i / 2] + i % 2 * layout.v_offset : nothing;
   }
-  for (int i = 0; i < 2 * count; i++)
-    to[i] = i / 2 < next.count() ? next.at[next.first + i / 2] + i % 2 * layout.v_offset : nothing;
 }
 
 inline void prefetch_tiles(const TileLayout& layout, const TileRange& range) {
@@ -219,27 +222,44 @@ constexpr int kPrefetchTokens = 4;  // a piece with more rows computes longer on
 template <class Form>
 void run_span(const Work& work, const Piece& piece, int span, const TileRange& range, const TileRange* next,
               ThreadSpace& space, int num_blocks) {
+  const auto result_of = [&](RowBlock& block, int i) {
+    return piece.is_whole() ? SpanResult{block.o, block.m, block.l, span > block.first_span()}
+                            : partial_of(work, piece, span, block, i, space.o);
+  };
+  const SpanRule& rule = work.plan.rule;
+  const uint8_t* nothing = reinterpret_cast<const uint8_t*>(space.q);
   SpanTiles tiles;
   tiles.k_scales = tiles.v_scales = nullptr;
+  if constexpr (Form::kReadsCodes) {
+    RowBlock& block = space.blocks[0];
+    if (next && piece.num_tokens == 1 && num_blocks == 1 && block.num_rows <= Form::CodeTiles::kRowLimit) {
+      Form::read_codes(work.args->kv, rule, range, *next, space.prepared, tiles);
+      set_next(work.layout, *next, range.count(), Form::kAsksForWholeTiles, nothing, tiles.next);
+      return attend_span<typename Form::CodeTiles, true, Form::kScaled>(block, span, tiles, rule, *space.buffers, result_of(block, 0));
+    }
+  }
   if constexpr (Form::kPrepares) {
-    Form::prepare(work.args->kv, work.plan.rule, range, next, space.prepared, tiles);
+    Form::prepare(work.args->kv, rule, range, next, space.prepared, tiles);
   } else {
     for (int i = range.first; i < range.end; i++) {
       tiles.k[i] = range.at[i];
       tiles.v[i] = range.at[i] + work.layout.v_offset;
     }
   }
-  const bool prefetch = next && Form::kMode == SpanMode::plain;
-  bool asked = !prefetch;
+  bool ask = next && !Form::kPrefetches;
   for (int i = 0; i < num_blocks; i++) {
     RowBlock& block = space.blocks[i];
     if (!block.sees(span)) continue;
-    if (!asked) set_next(work.layout, *next, range.count(), reinterpret_cast<const uint8_t*>(space.q), tiles.next);
-    const SpanResult result = piece.is_whole() ? SpanResult{block.o, block.m, block.l, span > block.first_span()}
-                                               : partial_of(work, piece, span, block, i, space.o);
-    attend_span<typename Form::Tiles>(block, span, tiles, asked ? Form::kMode : SpanMode::prefetch, work.plan.rule,
-                                      *space.buffers, result);
-    asked = true;
+    const SpanResult result = result_of(block, i);
+    if constexpr (!Form::kPrefetches) {
+      if (ask) {
+        set_next(work.layout, *next, range.count(), work.args->kv.is_latent, nothing, tiles.next);
+        attend_span<typename Form::Tiles, true, Form::kScaled>(block, span, tiles, rule, *space.buffers, result);
+        ask = false;
+        continue;
+      }
+    }
+    attend_span<typename Form::Tiles, false, Form::kScaled>(block, span, tiles, rule, *space.buffers, result);
   }
 }
 

@@ -53,17 +53,14 @@ struct SpanResult {
 // The new maximum of rows, and what old and new contribute to it.
 OCTAVO_INLINE F16 share_rows(F16 old_m, F16 span_m, Shares& shares) {
   const F16 m = max(old_m, span_m);
-  store(shares.old, weight_exp2<false>(sub(old_m, m)));
-  store(shares.span, weight_exp2<false>(sub(span_m, m)));
+  store(shares.old, weight_exp2(sub(old_m, m)));
+  store(shares.span, weight_exp2(sub(span_m, m)));
   return m;
 }
 
-// Scores as they are compared: scaled by key, capped. NaN where a number that is not finite went in.
-static inline void adjust_scores(const SpanKeys& keys, const float* k_scales, float cap, float* scores) {
-  for (int tile = keys.first_tile; k_scales && tile < keys.num_tiles; tile++)
-    store(scores + tile * 16, mul(load(scores + tile * 16), load(k_scales + tile * 16)));
+static inline void cap_scores(const SpanKeys& keys, float cap, float* scores) {
   const F16 limit = set1(cap), factor = set1(2.88539008f / cap);
-  for (int tile = keys.first_tile; cap > 0.f && tile < keys.num_tiles; tile++)
+  for (int tile = keys.first_tile; tile < keys.num_tiles; tile++)
     store(scores + tile * 16, cap_lanes(load(scores + tile * 16), limit, factor));
 }
 
@@ -85,22 +82,22 @@ OCTAVO_INLINE float mask_scores(const SpanKeys& keys, int row, float* scores) {
   return max_lanes(largest);
 }
 
-template <class Tiles, int kRows, SpanMode kMode>
+template <class Tiles, int kRows, bool kPrefetch, bool kScaled>
 static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
                                                    const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
   constexpr int kWide = vectors_for(kRows);
-  constexpr bool kPrefetch = kMode == SpanMode::prefetch, kScaled = kMode == SpanMode::scaled;
+  const float *k_scales = kScaled ? tiles.k_scales : nullptr, *v_scales = kScaled ? tiles.v_scales : nullptr;
   const uint8_t *const *k = tiles.k, *const *v = tiles.v, *const *next = tiles.next;
   const int first = keys.first_tile, num_tiles = keys.num_tiles;
   int tile = first;
   for (; tile + kWide <= num_tiles; tile += kWide)
-    Tiles::template scores<kRows, kWide, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, buffers.scores, tile * 16);
+    Tiles::template scores<kRows, kWide, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, k_scales, buffers.scores, tile * 16);
   for (; tile < num_tiles; tile++)
-    Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, buffers.scores, tile * 16);
+    Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, k_scales, buffers.scores, tile * 16);
 
   alignas(64) float m[kLanes] = {}, l[kLanes] = {};
   for (int row = 0; row < kRows; row++) {
-    if (kScaled || rule.cap > 0.f) adjust_scores(keys, kScaled ? tiles.k_scales : nullptr, rule.cap, buffers.scores[row]);
+    if (rule.cap > 0.f) cap_scores(keys, rule.cap, buffers.scores[row]);
     m[row] = mask_scores<Tiles::kWeighTiles>(keys, row, buffers.scores[row]);
   }
   Shares shares;
@@ -108,11 +105,10 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
 
   next += num_tiles - first;
   const Shares* merge = result.merge ? &shares : nullptr;
-  const float* scales = kScaled ? tiles.v_scales : nullptr;
   const int num_vectors = rule.v_dim / 16;
   int column = num_vectors < kWide ? 1 : kWide;
 #define OCTAVO_VALUES(width, weigh, at) \
-  Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, scales, rule.v_dim, at, result.o, merge)
+  Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, v_scales, rule.v_dim, at, result.o, merge)
   if (column == kWide) OCTAVO_VALUES(kWide, true, 0);
   else OCTAVO_VALUES(1, true, 0);
   for (; column + kWide <= num_vectors; column += kWide) OCTAVO_VALUES(kWide, false, column);
@@ -122,12 +118,13 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
   store(result.l, merge ? merged(load(result.l), load(shares.old), load(l), load(shares.span)) : load(l));
 }
 
-template <class Tiles, SpanMode kMode>
+template <class Tiles, bool kPrefetch, bool kScaled>
 static void span_of_any_rows(int num_rows, const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
                              const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
 #define OCTAVO_ROWS(n)                                                                                            \
   case n:                                                                                                         \
-    if constexpr (n <= kMaxRows) span_of_rows<Tiles, n, kMode>(tiles, keys, rule, q, buffers, result);            \
+    if constexpr (n <= Tiles::kRowLimit)                                                                          \
+      span_of_rows<Tiles, n, kPrefetch, kScaled>(tiles, keys, rule, q, buffers, result);                          \
     break;
   switch (num_rows) {
     OCTAVO_ROWS(1)
@@ -202,15 +199,15 @@ static inline void copy_scales(const float* from, const SpanKeys& keys, float* t
 }
 
 // The span's part of a block of rows that sees it. `tiles` holds the tiles from the first to the last that they see.
-template <class Tiles>
-static void attend_span(const RowBlock& block, int span, const SpanTiles& span_tiles, SpanMode mode, const SpanRule& rule,
+template <class Tiles, bool kPrefetch, bool kScaled>
+static void attend_span(const RowBlock& block, int span, const SpanTiles& span_tiles, const SpanRule& rule,
                         ThreadBuffers& buffers, SpanResult result) {
   const SpanKeys keys = keys_of_rows(block, span, rule);
   const int last = block.num_rows - 1;
-  const auto run = mode == SpanMode::prefetch ? span_of_any_rows<Tiles, SpanMode::prefetch>
-                   : mode == SpanMode::scaled ? span_of_any_rows<Tiles, SpanMode::scaled>
-                                              : span_of_any_rows<Tiles, SpanMode::plain>;
-  if (!span_tiles.v_scales && keys.low_end <= keys.first_tile && keys.end[0] == keys.num_tiles * kTileTokens)
+  const auto run = span_of_any_rows<Tiles, kPrefetch, kScaled>;
+  const bool is_whole = keys.low_end <= keys.first_tile && keys.end[0] == keys.num_tiles * kTileTokens;
+  const bool is_paired = keys.first_tile % 2 == 0 && keys.num_tiles % 2 == 0;  // no scales outside are multiplied
+  if (is_whole && (is_paired || !span_tiles.v_scales))
     return run(block.num_rows, span_tiles, keys, rule, block.q, buffers.span, result);
 
   SpanTiles tiles = span_tiles;

@@ -24,9 +24,6 @@ struct SpanTiles {
   const float *k_scales, *v_scales;  // [kSpanKeys] or null
 };
 
-// Prefetch: the next span's half tiles are asked for on the way. Scaled: tiles have scales, and no prefetch.
-enum class SpanMode { plain, prefetch, scaled };
-
 // What the spans before (old) and a new span contribute to a row: 2^(their maximum - the new maximum).
 struct Shares {
   alignas(64) float old[kLanes], span[kLanes];
@@ -58,6 +55,20 @@ struct TileCut {
   bool keeps(int token) const { return token >= first && token < end; }
   bool checks(int token) const { return keeps(token) && !(token >= first_common && token < end_common); }
 };
+
+// Stores scores of rows [kRows][kTiles], times the scales of their keys where there are some.
+template <int kRows, int kTiles>
+OCTAVO_INLINE void store_scores(const F16 (&sum)[kRows][kTiles], const float* scales, float (*out)[kSpanKeys], int column) {
+  if (scales) {
+    for (int t = 0; t < kTiles; t++) {
+      const F16 scale = load(scales + column + t * 16);
+      for (int r = 0; r < kRows; r++) store(&out[r][column + t * 16], mul(sum[r][t], scale));
+    }
+  } else {
+    for (int r = 0; r < kRows; r++)
+      for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
+  }
+}
 
 // Copies a V tile ([16 / kPerWord][words] 32-bit words); tokens that are not kept become 0.
 // True when a token that only some rows see holds a NaN or an infinity.

@@ -28,6 +28,7 @@ struct WidenedTiles {
   static constexpr int kPerWord = Words::kPerWord;
 
   static constexpr int kQueryWords = kMaxDim;  // between two rows of packed queries: f32
+  static constexpr int kRowLimit = kMaxRows;
   static constexpr int kItemBytes = 4 / kPerWord;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
@@ -37,7 +38,7 @@ struct WidenedTiles {
   // Scores of kRows rows x kTiles tiles; each is one chain of additions over head_dim.
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* query, int head_dim,
-                            float (*out)[kSpanKeys], int column) {
+                            const float* scales, float (*out)[kSpanKeys], int column) {
     const float* q = reinterpret_cast<const float*>(query);
     F16 sum[kRows][kTiles];
     for (int r = 0; r < kRows; r++)
@@ -55,8 +56,7 @@ struct WidenedTiles {
         }
       }
     }
-    for (int r = 0; r < kRows; r++)
-      for (int t = 0; t < kTiles; t++) store(&out[r][column + t * 16], sum[r][t]);
+    store_scores<kRows, kTiles>(sum, scales, out, column);
   }
 
   static constexpr int kWeighTiles = 1;  // weighed together
@@ -66,7 +66,7 @@ struct WidenedTiles {
   OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* max_scores, const float* scales) {
     for (int r = 0; r < kRows; r++) {
       float* scores = buffers.scores[r] + tile * 16;
-      const F16 weights = weight_exp2<false>(sub(load(scores), set1(max_scores[r])));
+      const F16 weights = weight_exp2(sub(load(scores), set1(max_scores[r])));
       store(scores, scales ? mul(weights, load(scales + tile * 16)) : weights);
       store(buffers.sums[r], add(is_first ? zero() : load(buffers.sums[r]), weights));
     }

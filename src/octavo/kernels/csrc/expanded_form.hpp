@@ -1,5 +1,6 @@
 // Tiles of small codes, made into bf16 tiles span by span (never a whole cache), and those of latents.
 #pragma once
+#include "attention_codes.hpp"
 #include "kv_expand.hpp"
 #include "latent_form.hpp"
 
@@ -19,29 +20,60 @@ constexpr bool has_token_scales(KVFormat format) { return format == KVFormat::in
 template <KVFormat kFormat>
 struct ExpandedForm {
   using Tiles = Bf16Arithmetic<kMaxHeadDim>;
-  static constexpr bool kPrepares = true, kScaled = has_token_scales(kFormat);
-  static constexpr SpanMode kMode = kScaled ? SpanMode::scaled : SpanMode::plain;
+  static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat);
+#if OCTAVO_READS_CODES
+  static constexpr bool kReadsCodes = true, kAsksForWholeTiles = kFormat == KVFormat::k8v4;
+  using CodeTiles = CodeDotTiles<kMaxHeadDim, kFormat>;
+
+  static void read_codes(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange& next,
+                         const PreparedTiles& room, SpanTiles& tiles) {
+    const TileLayout layout = tile_layout(kv);
+    const size_t tile_bytes = static_cast<size_t>(kTileTokens) * rule.k_dim * 2;
+    for (int i = range.first; i < range.end; i++) {
+      tiles.k[i] = range.at[i];
+      tiles.v[i] = range.at[i] + layout.v_offset;
+      if constexpr (kFormat == KVFormat::k8v4) {
+        expand_v4(tiles.v[i], rule.v_dim, nullptr, room.v + i * tile_bytes);
+        tiles.v[i] = room.v + i * tile_bytes;
+      }
+    }
+    if constexpr (kScaled) {
+      for (int i = next.first; i < next.end; i++) __builtin_prefetch(next.at[i] + layout.bytes - 1, 0, 2);  // scales of V
+      set_scales(layout, range, rule.k_dim, room, tiles);
+    }
+  }
+#else
+  static constexpr bool kReadsCodes = false;
+#endif
+
+  static void set_scales(const TileLayout& layout, const TileRange& range, int head_dim, const PreparedTiles& room,
+                         SpanTiles& tiles) {
+    for (int i = range.first; i < range.end; i++) {
+      expand_scales(range.at[i] + kTileTokens * head_dim, room.k_scales + i * kTileTokens);
+      if (kFormat == KVFormat::int8)
+        expand_scales(range.at[i] + layout.v_offset + kTileTokens * head_dim, room.v_scales + i * kTileTokens);
+    }
+    tiles.k_scales = room.k_scales;
+    if (kFormat == KVFormat::int8) tiles.v_scales = room.v_scales;
+  }
 
   static void prepare(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange* next,
                       const PreparedTiles& room, SpanTiles& tiles) {
-    const CodeLines codes(code_table(kFormat));
-    const int64_t v_offset = tile_layout(kv).v_offset, codes_bytes = int64_t{kTileTokens} * rule.k_dim;
+    const CodeLines<kScaled> codes(code_table(kFormat));
+    const TileLayout layout = tile_layout(kv);
     const size_t tile_bytes = static_cast<size_t>(kTileTokens) * rule.k_dim * 2;
     for (int i = range.first; i < range.end; i++) {
       const int ahead = i - range.first;
       const uint8_t* k_next = next && ahead < next->count() ? next->at[next->first + ahead] : nullptr;
-      const uint8_t *k = range.at[i], *v = k + v_offset, *v_next = k_next ? k_next + v_offset : nullptr;
+      const uint8_t *k = range.at[i], *v = k + layout.v_offset, *v_next = k_next ? k_next + layout.v_offset : nullptr;
       uint8_t *to_k = room.k + i * tile_bytes, *to_v = room.v + i * tile_bytes;
-      expand_k<kScaled>(codes, k, rule.k_dim, k_next, to_k);
+      expand_k(codes, k, rule.k_dim, k_next, to_k);
       if constexpr (kFormat == KVFormat::k8v4) expand_v4(v, rule.v_dim, v_next, to_v);
-      else expand_v<kScaled>(codes, v, rule.v_dim, v_next, to_v);
-      if constexpr (kScaled) expand_scales(k + codes_bytes, room.k_scales + i * kTileTokens);
-      if constexpr (kFormat == KVFormat::int8) expand_scales(v + codes_bytes, room.v_scales + i * kTileTokens);
+      else expand_v(codes, v, rule.v_dim, v_next, to_v);
       tiles.k[i] = to_k;
       tiles.v[i] = to_v;
     }
-    if (kScaled) tiles.k_scales = room.k_scales;
-    if (kFormat == KVFormat::int8) tiles.v_scales = room.v_scales;
+    if constexpr (kScaled) set_scales(layout, range, rule.k_dim, room, tiles);
   }
 };
 
@@ -49,17 +81,16 @@ struct ExpandedForm {
 template <KVFormat kFormat>
 struct ExpandedLatentForm {
   using Tiles = Bf16Arithmetic<kMaxLatentDim>;
-  static constexpr bool kPrepares = true, kScaled = has_token_scales(kFormat);
-  static constexpr SpanMode kMode = kScaled ? SpanMode::scaled : SpanMode::plain;
+  static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kReadsCodes = false;
 
   static void prepare(const KVLayerArgs&, const SpanRule& rule, const TileRange& range, const TileRange* next,
                       const PreparedTiles& room, SpanTiles& tiles) {
-    const CodeLines codes(code_table(kFormat));
+    const CodeLines<kScaled> codes(code_table(kFormat));
     for (int i = range.first; i < range.end; i++) {
       const int ahead = i - range.first;
       uint8_t* k = room.k + static_cast<size_t>(i) * kTileTokens * rule.k_dim * 2;
       uint8_t* v = room.v + static_cast<size_t>(i) * kTileTokens * rule.v_dim * 2;
-      expand_k<kScaled>(codes, range.at[i], rule.k_dim, next && ahead < next->count() ? next->at[next->first + ahead] : nullptr, k);
+      expand_k(codes, range.at[i], rule.k_dim, next && ahead < next->count() ? next->at[next->first + ahead] : nullptr, k);
       turn_tile_bf16(k, rule.v_dim, v);
       if (kScaled) expand_scales(range.at[i] + kTileTokens * rule.k_dim, room.k_scales + i * kTileTokens);
       tiles.k[i] = k;

@@ -53,7 +53,7 @@ OCTAVO_INLINE uint32_t largest_bits(const float* x, int count) {
 
 constexpr uint16_t kNanScale = 0x7fc0;
 
-// kv_formats/int8.py: codes, and the bits of the scale
+// kv_formats/int8.py: codes [kMaxVector], and the bits of the scale
 static inline uint16_t to_int8(const float* x, int count, uint8_t* codes) {
   const uint32_t bits = largest_bits(x, count);
   float largest;
@@ -61,7 +61,7 @@ static inline uint16_t to_int8(const float* x, int count, uint8_t* codes) {
   const uint16_t scale_bits = bits < 0x7f800000u ? to_bf16(largest / 127.f) : kNanScale;
   const float scale = from_bf16(scale_bits);
   if (!(scale > 0.f)) {
-    std::memset(codes, 0, static_cast<size_t>(count));
+    std::memset(codes, 0, kMaxVector);
     return scale_bits;
   }
   const F16 divisor = set1(scale);
@@ -73,7 +73,7 @@ static inline uint16_t to_int8(const float* x, int count, uint8_t* codes) {
   return scale_bits;
 }
 
-// kv_formats/k8v4.py: codes (a byte each), and the bits of scale and minimum
+// kv_formats/k8v4.py: codes [kMaxVector], a byte each, and the bits of scale and minimum
 static inline void to_int4(const float* x, int count, uint8_t* codes, uint16_t* scale_bits, uint16_t* low_bits) {
   float low = x[0], high = x[0];
   for (int d = 1; d < count; d++) {
@@ -86,7 +86,7 @@ static inline void to_int4(const float* x, int count, uint8_t* codes, uint16_t* 
   const bool finite = largest_bits(x, count) < 0x7f800000u && scale - scale == 0.f && minimum - minimum == 0.f;
   if (!finite) *scale_bits = *low_bits = kNanScale;
   if (!finite || !(scale > 0.f)) {
-    std::memset(codes, 0, static_cast<size_t>(count));
+    std::memset(codes, 0, kMaxVector);
     return;
   }
   const F16 divisor = set1(scale), from = set1(minimum);
@@ -122,11 +122,15 @@ static inline void encode_k(KVFormat format, const float* k, int head_dim, int s
     uint16_t bits[kMaxVector];
     for (int d = 0; d < head_dim; d++) bits[d] = to_16_bits(format, k[d]);
     for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * kTileTokens, bits + d, 4);
-  } else {  // [head_dim / 4][16][4]
+  } else {  // [head_dim / 4][4][2][4][2] (kv_formats/quads.py)
     uint8_t codes[kMaxVector];
     uint16_t scale;
     const bool scaled = to_codes(format, k, head_dim, codes, &scale);
-    for (int d = 0; d < head_dim; d += 4) std::memcpy(tile + d * kTileTokens + slot * 4, codes + d, 4);
+    uint8_t* to = tile + slot / 4 * 16 + slot % 4 * 2;
+    for (int d = 0; d < head_dim; d += 4) {
+      std::memcpy(to + d * kTileTokens, codes + d, 2);
+      std::memcpy(to + d * kTileTokens + 8, codes + d + 2, 2);
+    }
     if (scaled) std::memcpy(tile + head_dim * kTileTokens + slot * 2, &scale, 2);
   }
 }
@@ -149,10 +153,11 @@ static inline void encode_v(KVFormat format, const float* v, int head_dim, int s
       for (int i = 0; i < 16; i++) to[(d / 2 + i) * 4] = static_cast<uint8_t>(codes[d + i] | codes[d + 16 + i] << 4);
     std::memcpy(tile + head_dim * 8 + slot * 2, &scale, 2);
     std::memcpy(tile + head_dim * 8 + 2 * kTileTokens + slot * 2, &minimum, 2);
-  } else {  // [4][head_dim][4]
+  } else {  // [4][head_dim / 16][4][2][4][2]
     const bool scaled = to_codes(format, v, head_dim, codes, &scale);
-    uint8_t* to = tile + slot / 4 * head_dim * 4 + slot % 4;
-    for (int d = 0; d < head_dim; d++) to[d * 4] = codes[d];
+    uint8_t* to = tile + slot / 4 * head_dim * 4 + slot % 4 / 2 * 8 + slot % 2;
+    for (int d = 0; d < head_dim; d += 4)
+      for (int i = 0; i < 4; i++) to[d * 4 + i * 2] = codes[d + i];
     if (scaled) std::memcpy(tile + head_dim * kTileTokens + slot * 2, &scale, 2);
   }
 }

@@ -55,90 +55,81 @@ static inline const CodeTable& code_table(KVFormat format) {
   return format == KVFormat::fp8_e4m3 ? kE4M3Codes : format == KVFormat::fp8_e5m2 ? kE5M2Codes : kInt8Codes;
 }
 
-// Sixteen words of four codes -> sixteen pairs of the first two, and of the last two.
+// A line of sixteen fours of codes (kv_formats/quads.py) -> sixteen pairs of the first two, and of the last two.
 #if defined(__AVX512VBMI__)
+template <bool kSigned>
 struct CodeLines {
   __m512i low0, low1, high0, high1;
-  bool is_signed;
   explicit CodeLines(const CodeTable& table)
       : low0(_mm512_load_si512(table.low)), low1(_mm512_load_si512(table.low + 64)), high0(_mm512_load_si512(table.high)),
-        high1(_mm512_load_si512(table.high + 64)), is_signed(table.is_signed) {}
+        high1(_mm512_load_si512(table.high + 64)) {}
 
-  template <bool kSigned>
-  inline __attribute__((always_inline)) void expand(const uint8_t* from, uint8_t* first, uint8_t* second) const {
+  inline __attribute__((always_inline)) void widen(const uint8_t* from, __m512i& first, __m512i& second) const {
     const __m512i code = _mm512_loadu_si512(from), sign = _mm512_set1_epi8(static_cast<char>(0x80));
     const __m512i index = kSigned ? _mm512_maskz_abs_epi8(~__mmask64{0}, code) : code;
     const __m512i low = _mm512_permutex2var_epi8(low0, index, low1);
     const __m512i high = _mm512_ternarylogic_epi64(_mm512_permutex2var_epi8(high0, index, high1), code, sign, 0xf8);  // a | b & c
-    const __m512 a = _mm512_castsi512_ps(_mm512_maskz_unpacklo_epi8(~__mmask64{0}, low, high));
-    const __m512 b = _mm512_castsi512_ps(_mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high));
-    _mm512_storeu_ps(first, _mm512_maskz_shuffle_ps(0xffff, a, b, 0x88));
-    _mm512_storeu_ps(second, _mm512_maskz_shuffle_ps(0xffff, a, b, 0xdd));
+    first = _mm512_maskz_unpacklo_epi8(~__mmask64{0}, low, high);
+    second = _mm512_maskz_unpackhi_epi8(~__mmask64{0}, low, high);
+  }
+  inline __attribute__((always_inline)) void expand(const uint8_t* from, uint8_t* first, uint8_t* second) const {
+    __m512i one, two;
+    widen(from, one, two);
+    _mm512_storeu_si512(first, one);
+    _mm512_storeu_si512(second, two);
   }
 };
 #else
+template <bool kSigned>
 struct CodeLines {
   const uint16_t* all;
-  bool is_signed;
-  explicit CodeLines(const CodeTable& table) : all(table.all), is_signed(table.is_signed) {}
+  explicit CodeLines(const CodeTable& table) : all(table.all) {}
 
-  template <bool kSigned>
   inline __attribute__((always_inline)) void expand(const uint8_t* from, uint8_t* first, uint8_t* second) const {
-    uint16_t* one = reinterpret_cast<uint16_t*>(first);
-    uint16_t* two = reinterpret_cast<uint16_t*>(second);
-    for (int i = 0; i < 16; i++) {
-      one[2 * i] = all[from[4 * i]];
-      one[2 * i + 1] = all[from[4 * i + 1]];
-      two[2 * i] = all[from[4 * i + 2]];
-      two[2 * i + 1] = all[from[4 * i + 3]];
-    }
+    uint16_t pairs[2][32];
+    for (int four = 0; four < 4; four++)
+      for (int part = 0; part < 2; part++)
+        for (int i = 0; i < 8; i++) pairs[part][four * 8 + i] = all[from[four * 16 + part * 8 + i]];
+    std::memcpy(first, pairs[0], 64);
+    std::memcpy(second, pairs[1], 64);
   }
 };
 #endif
 
-// K tile [head_dim / 4][16][4] -> [head_dim / 2][16][2]; lines of `next` are asked for on the way
+// K tile of fours -> [head_dim / 2][16][2]; lines of `next` are asked for on the way
 template <bool kSigned>
-static inline void expand_k(const CodeLines& codes, const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
+OCTAVO_INLINE void expand_k(const CodeLines<kSigned> codes, const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
   for (int line = 0; line < head_dim / 4; line++) {
     if (next) prefetch_line(next, line);
-    codes.expand<kSigned>(tile + line * 64, out + line * 128, out + line * 128 + 64);
+    codes.expand(tile + line * 64, out + line * 128, out + line * 128 + 64);
   }
 }
 
-// V tile [4][head_dim][4] -> [8][head_dim][2]
+// V tile of fours -> [8][head_dim][2]
 template <bool kSigned>
-static inline void expand_v(const CodeLines& codes, const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
+OCTAVO_INLINE void expand_v(const CodeLines<kSigned> codes, const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
   for (int quad = 0; quad < 4; quad++) {
     uint8_t* to = out + static_cast<size_t>(quad) * head_dim * 8;
     for (int d = 0; d < head_dim; d += 16) {
       const int at = quad * head_dim * 4 + d * 4;
       if (next) prefetch_line(next, at / 64);
-      codes.expand<kSigned>(tile + at, to + d * 4, to + (head_dim + d) * 4);
+      codes.expand(tile + at, to + d * 4, to + (head_dim + d) * 4);
     }
   }
 }
 
 // The 16 scales behind a tile's codes.
-static inline void expand_scales(const uint8_t* bits, float* out) {
-  for (int token = 0; token < kTileTokens; token++) {
-    uint16_t scale;
-    std::memcpy(&scale, bits + 2 * token, 2);
-    out[token] = from_bf16(scale);
-  }
-}
+OCTAVO_INLINE void expand_scales(const uint8_t* bits, float* out) { store(out, widen_bf16(bits)); }
 
 // V tile of 4-bit codes [4][head_dim / 32][16][4], scales, minima -> [8][head_dim][2]
 static inline void expand_v4(const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
-  float scales[kTileTokens], minima[kTileTokens];
+  alignas(64) float scales[kTileTokens], minima[kTileTokens];
   expand_scales(tile + head_dim * 8, scales);
   expand_scales(tile + head_dim * 8 + 2 * kTileTokens, minima);
   alignas(64) uint16_t values[kTileTokens][16];  // of each token and code
   alignas(64) static const float whole[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  for (int token = 0; token < kTileTokens; token++) {
-    alignas(64) float value[16];
-    store(value, fma(load(whole), set1(scales[token]), set1(minima[token])));  // the product is exact
-    for (int code = 0; code < 16; code++) values[token][code] = to_bf16(value[code]);
-  }
+  for (int token = 0; token < kTileTokens; token++)  // the product is exact
+    store_bf16(values[token], fma(load(whole), set1(scales[token]), set1(minima[token])));
   for (int quad = 0; quad < 4; quad++) {
     for (int d = 0; d < head_dim; d += 32) {
       const uint8_t* from = tile + quad * head_dim * 2 + d * 2;

@@ -61,6 +61,10 @@ OCTAVO_INLINE F16 low_bf16(const void* p) { return {_mm512_castsi512_ps(_mm512_m
 OCTAVO_INLINE F16 high_bf16(const void* p) {
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
+OCTAVO_INLINE F16 widen_bf16(const void* p) {  // 16 numbers
+  const __m512i words = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, words, 16))};
+}
 // 16 pairs of f16 -> the first (part 0, low half) or second of each pair; needs F16C, as every AVX2 level here has
 OCTAVO_INLINE F16 part_f16(const void* p, int part) {
   const __m512i words = _mm512_maskz_srl_epi32(0xffff, _mm512_loadu_si512(p), _mm_cvtsi32_si128(16 * part));
@@ -117,6 +121,11 @@ OCTAVO_INLINE F16 high_bf16(const void* p) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q), m)),
           _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(q + 1), m))};
+}
+OCTAVO_INLINE F16 widen_bf16(const void* p) {  // 16 numbers
+  const __m128i* q = static_cast<const __m128i*>(p);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)), 16))};
 }
 OCTAVO_INLINE __m256 half_f16_(const __m256i* p, int part) {
   const __m256i words = _mm256_and_si256(_mm256_srl_epi32(_mm256_loadu_si256(p), _mm_cvtsi32_si128(16 * part)), _mm256_set1_epi32(0xffff));
@@ -197,6 +206,15 @@ OCTAVO_INLINE F16 high_bf16(const void* p) {
   std::memcpy(w, p, sizeof w);
   OCTAVO_EACH((F4_)(w[i] & static_cast<int32_t>(0xffff0000u)));
 }
+OCTAVO_INLINE F16 widen_bf16(const void* p) {  // 16 numbers
+  uint16_t bits[16];
+  uint32_t words[16];
+  std::memcpy(bits, p, sizeof bits);
+  for (int i = 0; i < 16; i++) words[i] = static_cast<uint32_t>(bits[i]) << 16;
+  F16 r;
+  std::memcpy(&r, words, sizeof r);
+  return r;
+}
 OCTAVO_INLINE F16 part_f16(const void* p, int part) {
   uint16_t bits[32];
   float x[16];
@@ -235,6 +253,21 @@ OCTAVO_INLINE float from_bf16(uint16_t x) {
   float y;
   std::memcpy(&y, &bits, 4);
   return y;
+}
+// the bits of 16 numbers as to_bf16 makes them
+OCTAVO_INLINE void store_bf16(uint16_t* p, F16 a) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_castps_si512(a.v), top = _mm512_maskz_srli_epi32(0xffff, bits, 16);
+  const __m512i even = _mm512_and_si512(top, _mm512_set1_epi32(1));
+  const __m512i sum = _mm512_add_epi32(bits, _mm512_add_epi32(_mm512_set1_epi32(0x7fff), even));
+  const __m512i rounded = _mm512_mask_or_epi32(_mm512_maskz_srli_epi32(0xffff, sum, 16), _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q),
+                                               top, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, rounded));
+#else
+  float x[16];
+  store(x, a);
+  for (int i = 0; i < 16; i++) p[i] = to_bf16(x[i]);
+#endif
 }
 // 2^x for x in [-1/2, 1/2]: degree 5, relative error about 2e-7
 OCTAVO_INLINE F16 exp2_fraction(F16 f) {
