@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from octavo.core import events
 from octavo.core.beam_search import BeamRules, BeamSearch, Hypothesis
@@ -23,6 +23,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.seeds import branch_seed
 from octavo.core.step import Row, SampleSpec, StepPlan, StepResult
+from octavo.core.streaming import StreamingLLM
 from octavo.errors import CapacityError, InvalidRequestError
 from octavo.testing.checking_executor import CheckingExecutor, candidates_of, extend_hash, hash_of, sample_token
 
@@ -68,6 +69,7 @@ class Shadow:
     width: int = 1
     was_touched: bool = False  # a branch of its request was ended from outside
     finals: list[RequestOutput] = field(default_factory=list)  # of a beam search
+    keep: StreamingLLM | None = None
 
     def reference_beams(self, vocab_size: int) -> list[Hypothesis]:
         """What a search gives that has no cache, no batch and no limits."""
@@ -146,23 +148,27 @@ class Harness:
         priority: int = 0,
         namespace: str = "",
         eos: tuple[int, ...] = (),
+        keep: StreamingLLM | None = None,
         **params: object,
     ) -> str | None:
         """Returns the request id, or None if it was refused because it can never fit."""
         request_id = self._new_id()
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         request = Request(
-            request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority
+            request_id, prompt, sampling, seed=7, eos_token_ids=eos, namespace=namespace, priority=priority, keep=keep
         )
         stored = len(prompt) + max_tokens - 1
-        fits = sum(self._most(stored)) <= self.blocks.pool.num_blocks and stored < self.config.max_model_len
+        fits = (
+            sum(self._most(self._slots(stored, keep))) <= self.blocks.pool.num_blocks
+            and stored < self.config.max_model_len
+        )
         try:
             self.core.add(request)
         except CapacityError:
             assert not fits, "a request was refused that fits"
             return None
         assert fits, "a request was accepted that can never fit"
-        self._remember(request_id, Shadow(list(prompt), sampling, 7, eos, namespace))
+        self._remember(request_id, Shadow(list(prompt), sampling, 7, eos, namespace, keep=keep))
         return request_id
 
     def add_branches(
@@ -209,6 +215,19 @@ class Harness:
     def _most(self, num_tokens: int) -> list[int]:
         return most_blocks(self.windows, self.spec.block_size, num_tokens, self.config.max_num_batched_tokens)
 
+    def _slots(self, num_tokens: int, keep: StreamingLLM | None) -> int:
+        """The most slots of a text on its way to so many tokens, one after the other."""
+        most = slots = 0
+        for _ in range(num_tokens):
+            slots += 1
+            most = max(most, slots)
+            if keep is not None and slots == sum(self._whole(part) for part in astuple(keep)):
+                slots -= self._whole(keep.num_dropped_at_once)
+        return most
+
+    def _whole(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.spec.block_size) * self.spec.block_size
+
     def _new_id(self) -> str:
         self.num_requests += 1
         return f"r{self.num_requests - 1}"
@@ -226,6 +245,7 @@ class Harness:
         except CapacityError:
             return None
         shadow = Shadow(parent.prompt, params, child.seed, (), parent.namespace, True, inherited, list(inherited))
+        shadow.keep = parent.keep
         self._remember(child_id, shadow)
         self.executor.expect(child_id, [*parent.prompt, *inherited])
         return child_id
@@ -304,7 +324,8 @@ class Harness:
         self.num_plan_tokens += plan.num_tokens
         for row in plan.rows:
             self._check_writer(row)
-            self._check_window_blocks(row.block_tables, row.start, len(row.token_ids))
+            self._check_window_blocks(row.block_tables, row.start - row.dropped[1], len(row.token_ids))
+            self._check_drops(row)
             if row.request_id in self.shadows:
                 self.shadows[row.request_id].num_run += len(row.token_ids)
             shadow = self.shadows[row.request_id.split("#")[0]]
@@ -330,9 +351,25 @@ class Harness:
         """Blocks that are written are held by their writer alone, and nobody can hit them."""
         size, indexed = self.spec.block_size, self._indexed()
         for table in row.block_tables:
-            for block in table[row.start // size : -(-(row.start + len(row.token_ids)) // size)]:
+            start = row.start - row.dropped[1]
+            for block in table[start // size : -(-(start + len(row.token_ids)) // size)]:
                 assert self.blocks.pool.ref_count[block] == 1, f"{row.request_id} writes block {block} that others hold"
                 assert block not in indexed, f"{row.request_id} writes block {block} that can be hit"
+
+    def _check_drops(self, row: Row) -> None:
+        """At fixed places of the text, whatever the steps are: every token of the row reads the same."""
+        shadow = self.shadows.get(row.request_id)
+        keep = shadow.keep if shadow is not None else None
+        if keep is None:
+            assert row.dropped == (0, 0)
+            return
+        sinks, recent, piece = (self._whole(part) for part in astuple(keep))
+        gone = {
+            max(0, (position - sinks - recent) // piece) * piece
+            for position in range(row.start, row.start + len(row.token_ids))
+        }
+        assert {row.dropped} == {(sinks, count) for count in gone}
+        assert all(len(table) * self.spec.block_size <= sinks + recent + piece for table in row.block_tables)
 
     def _indexed(self) -> set[int]:
         return {block for node in self.blocks.tree.nodes() for block in node.block_ids if block != GONE}
@@ -491,7 +528,7 @@ class Harness:
         assert orders == sorted(orders)
         for request in running:
             self._check_path(request)
-            self._check_window_blocks(request.block_tables, request.num_computed_tokens, 0)
+            self._check_window_blocks(request.block_tables, request.num_computed_tokens - request.num_dropped_tokens, 0)
 
     def _check_node(self, node: Node, place: dict[int, int]) -> None:
         """place: of each idle block, in the order in which they would go."""
@@ -517,8 +554,11 @@ class Harness:
         assert node is None or node.key == request.namespace.encode(), "a path of another namespace"
 
 
-def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
-    """Random life: prompts that share prefixes, branches, ends in any state, then everything drains."""
+def storm(harness: Harness, rng: random.Random, num_actions: int, *, streaming: bool = False) -> None:
+    """Random life: prompts that share prefixes, branches, ends in any state, then everything drains.
+
+    With `streaming`, half of the requests keep their first and their recent tokens only.
+    """
     shared = [[rng.randrange(VOCAB_SIZE) for _ in range(24)] for _ in range(2)]
     for _ in range(num_actions):
         action = rng.random()
@@ -527,6 +567,9 @@ def storm(harness: Harness, rng: random.Random, num_actions: int) -> None:
             prompt = rng.choice(shared)[: rng.randrange(25)] + tail
             namespace, priority = rng.choice(["", "", "", "other"]), rng.choice([0, 0, 0, -1, 1])
             harness.add(prompt, rng.randrange(1, 12), namespace=namespace, priority=priority)
+            if streaming:
+                keep = StreamingLLM(rng.randrange(1, 4), rng.randrange(1, 9), rng.randrange(1, 5))
+                harness.add(prompt, rng.randrange(1, 30), namespace=namespace, priority=priority, keep=keep)
         elif action < 0.45 and harness.unfinished:
             harness.end(rng.choice(list(harness.unfinished)), as_stop=rng.random() < 0.3)
         elif action < 0.55 and harness.scheduler.running:

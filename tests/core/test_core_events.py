@@ -49,6 +49,10 @@ def replay_blocks(told: list[events.Event]) -> tuple[set[int], Counter[int]]:
                 assert table[first : first + len(passed)] == list(passed)
                 assert set(table[:first]) <= {GONE}
                 table[first : first + len(passed)] = [GONE] * len(passed)
+        elif isinstance(event, events.BlocksDropped):
+            for table, dropped in zip(tables[event.request_id], event.block_tables, strict=True):
+                assert tuple(table[event.first : event.first + len(dropped)]) == dropped
+                del table[event.first : event.first + len(dropped)]
         elif isinstance(event, events.RequestForked):
             tables[event.child_id] = [list(table) for table in event.block_tables]
         elif isinstance(event, events.BlocksReleased):
@@ -57,8 +61,13 @@ def replay_blocks(told: list[events.Event]) -> tuple[set[int], Counter[int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("windows", [(None,), (None, None), (None, 5), (3,), (3, 7)])
-def test_f22_replaying_the_events_gives_the_cache_and_every_table(seed: int, windows: tuple[int | None, ...]) -> None:
+@pytest.mark.parametrize(
+    ("windows", "streaming"),
+    [((None,), False), ((None, None), False), ((None, 5), False), ((3,), False), ((3, 7), False), ((None, None), True)],
+)
+def test_f22_replaying_the_events_gives_the_cache_and_every_table(
+    seed: int, windows: tuple[int | None, ...], streaming: bool
+) -> None:
     rng = random.Random(seed)
     harness = Harness(block_size=2, num_blocks=14, budget=9, seats=4, windows=windows)
     check_structure = harness.check_structure
@@ -70,10 +79,12 @@ def test_f22_replaying_the_events_gives_the_cache_and_every_table(seed: int, win
         assert [held[block] for block in range(harness.blocks.pool.num_blocks)] == harness.blocks.pool.ref_count
 
     harness.check_structure = check  # type: ignore[method-assign]
-    storm(harness, rng, 60)
+    storm(harness, rng, 60, streaming=streaming)
     kinds = {type(event).__name__ for event in harness.events}
-    assert {"BlocksCommitted", "BlocksEvicted", "BlocksCopied", "RequestForked", "BlocksReleased"} <= kinds
+    expected = {"BlocksCommitted", "BlocksEvicted", "BlocksCopied", "RequestForked", "BlocksReleased"}
+    assert expected <= kinds | ({"RequestForked"} if streaming else set())
     assert ("BlocksPassed" in kinds) is any(windows)
+    assert ("BlocksDropped" in kinds) is streaming
 
 
 def test_every_request_has_one_beginning_and_one_end() -> None:

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from octavo.core.streaming import StreamingLLM
 from tests.core.core_harness import VOCAB_SIZE, Harness, branch_storm, storm
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -114,6 +115,16 @@ class EngineMachine(RuleBasedStateMachine):
                 min_tokens=min(min_tokens, max_tokens),
                 repetition_penalty=penalty,
             )
+
+    @precondition(lambda self: not any(self.harness.windows))
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 30),
+        keep=st.builds(StreamingLLM, st.integers(1, 5), st.integers(1, 9), st.integers(1, 5)),
+        priority=st.sampled_from([0, 0, -1]),
+    )
+    def add_streaming(self, prompt, max_tokens, keep, priority):
+        self.harness.add(prompt, max_tokens, keep=keep, priority=priority)
 
     @rule(count=st.integers(1, 5))
     def step(self, count):

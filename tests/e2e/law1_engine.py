@@ -22,6 +22,7 @@ from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
+from octavo.core.streaming import StreamingLLM
 from octavo.executor.batch import is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
@@ -75,7 +76,7 @@ class Recorder:
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         size = kv_layers[0].block_size
         lengths = np.diff(batch.query_start)
-        for sequence, (start, length) in enumerate(zip(batch.start_position, lengths, strict=True)):
+        for sequence, (start, length) in enumerate(zip(batch.slots, lengths, strict=True)):
             for index in range(int(start) // size, (int(start) + int(length) - 1) // size + 1):
                 for kv in kv_layers:
                     block_id = int(batch.block_tables[kv.group, sequence, index])
@@ -137,8 +138,17 @@ class Engine:
         assert index == len(logits)
         return result
 
-    def add(self, name: str, prompt: Ids, params: SamplingParams = GREEDY, *, seed: int = 0, priority: int = 0) -> None:
-        self.core.add(Request(name, prompt, params, seed=seed, priority=priority))
+    def add(
+        self,
+        name: str,
+        prompt: Ids,
+        params: SamplingParams = GREEDY,
+        *,
+        seed: int = 0,
+        priority: int = 0,
+        keep: StreamingLLM | None = None,
+    ) -> None:
+        self.core.add(Request(name, prompt, params, seed=seed, priority=priority, keep=keep))
 
     def step(self) -> None:
         for output in self.core.step():
@@ -165,9 +175,17 @@ class Engine:
         assert all(answer.num_finals == 1 for answer in self.answers.values() if answer.final is not None)
         assert all(answer.final is not None for name, answer in self.answers.items() if "#" not in name)
 
-    def ask(self, name: str, prompt: Ids, params: SamplingParams = GREEDY, *, seed: int = 0) -> Answer:
+    def ask(
+        self,
+        name: str,
+        prompt: Ids,
+        params: SamplingParams = GREEDY,
+        *,
+        seed: int = 0,
+        keep: StreamingLLM | None = None,
+    ) -> Answer:
         """Run one request, and whatever else is there, to the end."""
-        self.add(name, prompt, params, seed=seed)
+        self.add(name, prompt, params, seed=seed, keep=keep)
         self.run()
         return self.answers[name]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from octavo.core import block_events, events
 from octavo.core.block_events import frozen
 from octavo.core.block_key import BlockKeyChain
+from octavo.core.block_leave import BlockLeave
 from octavo.core.block_pool import BlockPool
 from octavo.core.block_supply import BlockSupply
 from octavo.core.eviction import EvictionPolicy, LeastRecentlyUsed
@@ -53,7 +54,8 @@ class BlockManager:
         self.tree = RadixTree(spec.block_size, num_blocks, block_keys)
         self.listeners: list[events.Listener] = []
         self.supply = BlockSupply(self.pool, self.tree, self.windows, self.listeners)
-        self.num_copies = self.num_passed = 0
+        self.leave = BlockLeave(spec.block_size, self.pool, self.windows, self.listeners)
+        self.num_copies = 0
 
     def find_prefix(self, request: Request) -> PrefixMatch:
         """What could be attached now. Changes nothing. The last known token is never found: its logits are wanted."""
@@ -90,14 +92,15 @@ class BlockManager:
         spare = self.pool.num_available - len(self._shared_tail(request))
         if spare < 0:
             return request.num_computed_tokens
-        return (len(request.block_tables[0]) + spare // self.num_groups) * self.block_size
+        num_slots = (len(request.block_tables[0]) + spare // self.num_groups) * self.block_size
+        return num_slots + request.num_dropped_tokens
 
     def grow(self, request: Request, num_tokens: int) -> Copies | None:
         """Make the tables cover `num_tokens`, so that what is written next goes to blocks of the request's own.
 
         All or nothing: None, and nothing changed, when the blocks for it cannot be had.
         """
-        added = -(-num_tokens // self.block_size) - len(request.block_tables[0])
+        added = -(-(num_tokens - request.num_dropped_tokens) // self.block_size) - len(request.block_tables[0])
         shared = self._shared_tail(request)
         if added <= 0 and not shared:
             return ()
@@ -121,10 +124,14 @@ class BlockManager:
         same bits, by law) and gives its own back: so every table is a path of the tree.
         """
         done, full = request.num_committed_blocks, request.num_computed_tokens // self.block_size
+        if request.drops is not None:
+            full = min(full, request.drops.num_sinks // self.block_size)
         if full > done and self.enable_prefix_caching:
             self._index(request, done, full)
         if self.windows:
-            self._let_go(request)
+            self.leave.pass_windows(request, is_cached=self.enable_prefix_caching)
+        if request.drops is not None:
+            self.leave.drop_tokens(request)
 
     def _index(self, request: Request, done: int, full: int) -> None:
         tables, above = request.block_tables, request.node
@@ -143,31 +150,6 @@ class BlockManager:
         if self.listeners:
             self.tell(block_events.committed(request, above, full - done, len(twins)))
 
-    def _let_go(self, request: Request) -> None:
-        """Give up the blocks that the windows have passed.
-
-        They are the first to be evicted, but for those that another text needs which begins like this one: where it
-        parted from others before, and at the end of the prompt, where another answer starts.
-        """
-        passed = self.windows.take_passed(request)
-        size, shared, num_prompt = self.block_size, request.num_shared_blocks, request.num_prompt_tokens
-        # First and last full block at which such a text attaches: the same prompt again leaves its last token out.
-        edges = ((shared, shared), ((num_prompt - 1) // size, num_prompt // size))
-        for group, first, block_ids in passed:
-            self.num_passed += len(block_ids)
-            if not self.enable_prefix_caching:
-                self.pool.release_private(block_ids)
-                continue
-            behind = dict(self.windows.behind)[group]
-            kept = {i - first for low, high in edges for i in range(max(first, low - behind), high)}
-            useful = [block_id for i, block_id in enumerate(block_ids) if i in kept]
-            if useful:
-                self.pool.release_cached(useful)
-                block_ids = [block_id for i, block_id in enumerate(block_ids) if i not in kept]
-            self.pool.release_passed(block_ids)
-        if passed and self.listeners:
-            self.tell(block_events.passed(request, passed))
-
     def release(self, request: Request) -> None:
         """The request lets go of all its blocks; committed ones stay cached until they are evicted, windows first."""
         for group in (*[group for group, _ in self.windows.behind], *self.windows.growing):
@@ -175,7 +157,7 @@ class BlockManager:
         if self.listeners and request.block_tables:
             self.tell(events.BlocksReleased(request.request_id, frozen(request.block_tables)))
         request.block_tables, request.num_passed_blocks = [], []
-        request.num_committed_blocks = request.num_computed_tokens = 0
+        request.num_committed_blocks = request.num_computed_tokens = request.num_dropped_tokens = 0
         request.node = None
 
     def _release_group(self, request: Request, group: int) -> None:
@@ -188,7 +170,7 @@ class BlockManager:
 
     def restart(self, request: Request) -> None:
         """The request computes everything again, from its first token, though nothing is cached."""
-        if self.windows:  # what they have passed must be written again
+        if self.windows or request.num_dropped_tokens:  # what was given up must be written again
             self.release(request)
             self.attach_prefix(request, NO_MATCH)
         request.num_computed_tokens = 0
@@ -218,7 +200,7 @@ class BlockManager:
 
     def _shared_tail(self, request: Request) -> tuple[int, ...]:
         """The unfilled block that the request writes next, of each group, where another holds it as well."""
-        index, filled = divmod(request.num_computed_tokens, self.block_size)
+        index, filled = divmod(request.num_computed_tokens - request.num_dropped_tokens, self.block_size)
         if not filled or self.pool.ref_count[request.block_tables[0][index]] == 1:
             return ()
         return tuple(table[index] for table in request.block_tables)

@@ -122,6 +122,15 @@ class BlocksPassed:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksDropped:
+    """The request keeps these blocks no more; they stood in its tables from index `first` on, others move up."""
+
+    request_id: str
+    first: int
+    block_tables: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BlocksReleased:
     """The request let go of everything it held. Its committed blocks stay cached if nobody else holds them.
 
@@ -164,6 +173,7 @@ Event = (
     | BlocksCommitted
     | BlocksEvicted
     | BlocksPassed
+    | BlocksDropped
     | BlocksReleased
     | RequestForked
     | RequestPreempted

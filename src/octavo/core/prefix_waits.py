@@ -39,7 +39,7 @@ class PrefixWaits:
         """A running request starts, or has committed. Returns those that need not wait for it any more."""
         self._leave(request)
         start = request.num_committed_blocks * self._block_size
-        if start + self._block_size <= len(request.token_ids):  # known tokens: what is yet to be sampled nobody awaits
+        if start + self._block_size <= request.num_sharable_tokens:  # what is yet to be sampled nobody awaits
             tokens = request.token_ids[start : start + self._block_size].tobytes()
             place: Place = (request.node or request.namespace, tokens)
             if place not in self._computing:
@@ -77,7 +77,7 @@ class PrefixWaits:
         if computing is None or computing.order > request.order:
             return None
         shared = common_tokens(computing.token_ids.tobytes(), request.token_ids.tobytes())
-        num_blocks = min(shared // size, usable)
+        num_blocks = min(min(shared, computing.num_sharable_tokens) // size, usable)
         self._waiting.setdefault(computing.request_id, []).append((num_blocks, request))
         self._waits_for[request.request_id] = computing.request_id
         return computing.request_id, num_blocks

@@ -18,6 +18,7 @@ from octavo.errors import InvalidRequestError
 if TYPE_CHECKING:
     from octavo.core.branches import Branches
     from octavo.core.radix_node import Node
+    from octavo.core.streaming import DropPlan, StreamingLLM
 
 PRIORITY_STEP = 1024  # arrivals that one level of priority is worth: what keeps the less urgent from starving
 MAX_TOKEN_ID = 2**32 - 1
@@ -44,9 +45,11 @@ class Request:
         "banned_token_ids",
         "block_tables",
         "branch",
+        "drops",
         "finish_reason",
         "group",
         "is_counted",
+        "keep",
         "namespace",
         "needs_token_history",
         "node",
@@ -54,6 +57,7 @@ class Request:
         "num_cached_tokens",
         "num_committed_blocks",
         "num_computed_tokens",
+        "num_dropped_tokens",
         "num_passed_blocks",
         "num_preemptions",
         "num_prompt_tokens",
@@ -80,6 +84,7 @@ class Request:
         eos_token_ids: tuple[int, ...] = (),
         namespace: str = "",
         priority: int = 0,
+        keep: StreamingLLM | None = None,
     ) -> None:
         """Raises InvalidRequestError for an empty prompt and for a token id that no model can have."""
         self.token_ids = _token_ids(prompt_token_ids)  # prompt, then output
@@ -88,6 +93,8 @@ class Request:
         self.seed = seed
         self.namespace = namespace
         self.priority = priority  # lower is more urgent
+        self.keep = keep  # which tokens stay in its blocks; None: all
+        self.drops: DropPlan | None = None  # set by the scheduler, where not all are kept
         self.num_prompt_tokens = len(self.token_ids)
         ending = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self.stop_token_ids = frozenset(ending)
@@ -100,6 +107,7 @@ class Request:
         self.arrival = 0  # set by the scheduler
         self.order = (0, 0, 0)  # set by the scheduler: the smaller goes first
         self.num_computed_tokens = 0  # tokens whose K and V are in the request's blocks
+        self.num_dropped_tokens = 0  # of these, gone again: later ones stand so many slots further ahead
         self.num_cached_tokens = 0  # prompt tokens that came from the cache instead of being computed
         # Invariant: positions below it have been counted once, as hit or as computed; what runs again is recomputed.
         self.num_accounted_tokens = 0
@@ -144,7 +152,17 @@ class Request:
     @property
     def max_hit_tokens(self) -> int:
         """As many tokens may come from the cache; the logits of those that follow are wanted."""
-        return self.num_scored_tokens if self.has_unscored_tokens else len(self.token_ids) - 1
+        most = self.num_scored_tokens if self.has_unscored_tokens else len(self.token_ids) - 1
+        return most if self.drops is None else min(most, self.drops.num_sinks)
+
+    @property
+    def num_sharable_tokens(self) -> int:
+        """As many of its known tokens others may find: those that it keeps, and that have seen all before them."""
+        return len(self.token_ids) if self.drops is None else min(len(self.token_ids), self.drops.num_sinks)
+
+    def num_slots(self, num_tokens: int) -> int:
+        """The most slots that are filled on its way to so many tokens."""
+        return num_tokens if self.drops is None else min(num_tokens, self.drops.capacity)
 
     def new_branch(self, branch: int, seed: int) -> Request:
         """Another branch of the same request, with the tokens that this one has now."""

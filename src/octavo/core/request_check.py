@@ -14,6 +14,7 @@ def check_request(
     """Raises CapacityError for what exceeds context or pool, InvalidRequestError for a token id out of range."""
     num_prompt, max_tokens = request.num_prompt_tokens, request.params.max_tokens
     _check_branches(request, config, vocab_size)
+    _check_keep(request, spec)
     total = num_prompt + max_tokens
     if total > config.max_model_len:
         raise CapacityError(
@@ -21,7 +22,7 @@ def check_request(
             f"{config.max_model_len} tokens; shorten the prompt, lower max_tokens or raise --max-model-len",
             param="max_tokens" if num_prompt < config.max_model_len else "prompt",
         )
-    stored = total - 1  # the last token is never run
+    stored = request.num_slots(total - 1)  # the last token is never run
     step_tokens = config.max_num_batched_tokens
     needed = spec.blocks_for_tokens(stored, step_tokens)
     if request.params.num_branches > 1:
@@ -38,6 +39,18 @@ def check_request(
             f"the prompt holds token id {max(request.token_ids)}; ids of this model go from 0 to {vocab_size - 1}",
             param="prompt",
         )
+
+
+def _check_keep(request: Request, spec: KVSpec) -> None:
+    if request.keep is None:
+        return
+    name = type(request.keep).__name__
+    if request.params.num_branches > 1 or request.params.use_beam_search:
+        raise InvalidRequestError(f"{name} keeps the tokens of one text; it goes with n 1 and without beam search")
+    if spec.has_windows:
+        raise InvalidRequestError(f"{name} cannot be had with a model that has attention windows of its own")
+    if any(group.kind != "pair" for group in spec.groups):
+        raise InvalidRequestError(f"{name} cannot be had with a model that keeps latents")
 
 
 def _check_branches(request: Request, config: SchedulerConfig, vocab_size: int | None) -> None:

@@ -43,14 +43,14 @@ class Room:
 
     def still_needed(self, request: Request) -> int:
         """Blocks that a running request does not hold yet and needs for its known tokens."""
-        num_tokens = len(request.token_ids)
-        step = min(self._step_tokens, num_tokens - request.num_computed_tokens)
+        num_tokens = request.num_slots(len(request.token_ids))
+        step = min(self._step_tokens, len(request.token_ids) - request.num_computed_tokens)
         return max(0, self._blocks.spec.blocks_for_tokens(num_tokens, max(1, step)) - request.num_held_blocks)
 
     def to_hold(self, request: Request, match: PrefixMatch) -> int:
         """By how many the available blocks shrink, at most, while a request attaches and grows to its known tokens."""
         blocks, nodes, needed = self._blocks, match.nodes, 0
-        ref_count, num_tokens = blocks.pool.ref_count, len(request.token_ids)
+        ref_count, num_tokens = blocks.pool.ref_count, request.num_slots(len(request.token_ids))
         covering = -(-num_tokens // blocks.block_size)
         for group in blocks.windows.growing:
             num_idle = 0

@@ -84,8 +84,9 @@ class Scheduler:
         """
         parent = self._progress.requests[parent_id]
         child.token_ids, child.num_prompt_tokens = parent.token_ids[:], parent.num_prompt_tokens
+        child.keep = parent.keep
         self._register(child)
-        may_share = parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
+        may_share = parent.drops is None and parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
         if may_share and self._running.num_seats < self.config.max_num_seqs:
             self._running.join(parent, child)
         else:
@@ -145,6 +146,8 @@ class Scheduler:
         end = min(len(request.token_ids), request.num_computed_tokens + draft.budget)
         if request.group is not None:
             end = min(end, request.group.stop_of(request))
+        if request.drops is not None:
+            end = min(end, request.drops.next_drop(request.num_computed_tokens))
         copies = self.blocks.grow(request, end)
         while copies is None:
             reach = self.blocks.reach(request)
@@ -180,6 +183,8 @@ class Scheduler:
         branches = [f"{request.request_id}#{branch}" for branch in range(1, params.num_branches)]
         if request.request_id in self._progress.groups or any(n in requests for n in (request.request_id, *branches)):
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by a request that has not ended")
+        if request.keep is not None:
+            request.drops = request.keep.plan(self.blocks.block_size)
         check_request(request, self.config, self.blocks.spec, self.blocks.pool.num_blocks, self._vocab_size)
         request.arrival = self._num_arrivals
         request.order = (request.arrival + request.priority * PRIORITY_STEP, request.arrival, 0)

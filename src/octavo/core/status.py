@@ -111,7 +111,7 @@ def core_status(
     for request in running:
         table = request.block_tables[0]
         if table:
-            waste[table[-1]] = len(table) * blocks.block_size - request.num_computed_tokens
+            waste[table[-1]] = len(table) * blocks.block_size + request.num_dropped_tokens - request.num_computed_tokens
     return CoreStatus(
         num_blocks=pool.num_blocks,
         block_size=blocks.block_size,
@@ -136,7 +136,7 @@ def core_status(
         preemptions=counters.preemptions,
         steps=counters.steps,
         evicted_blocks=blocks.supply.num_evicted,
-        passed_blocks=blocks.num_passed,
+        passed_blocks=blocks.leave.num_passed,
         copies=blocks.num_copies,
         finished=dict(counters.finished),
         branch_saved_blocks=saved[0],

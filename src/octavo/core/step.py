@@ -61,6 +61,9 @@ class Row:
     attention of the row at position p reads positions [0, p], in a group with a window of w tokens [p - w + 1, p]; what
     no row reads may be -1 in the table. With `sample`, the logits of the last token are drawn from, and once more for
     each of `branch_samples`.
+
+    `dropped` (first, count): positions [first, first + count) are not kept; those behind them stand `count` slots
+    further ahead, as if the text had never had them, but are rotated by their place in the whole text.
     """
 
     request_id: str
@@ -70,6 +73,7 @@ class Row:
     sample: SampleSpec | None
     branch_samples: tuple[BranchSample, ...] = ()
     prompt_scores: PromptScores | None = None
+    dropped: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class StepDraft:
             if group is None
             else tuple([BranchSample(b.request_id, b.sample_spec()) for b in group.drawing(request, end)]),
             None if request.params.prompt_logprobs is None else request.prompt_scores(start, end),
+            (0, 0) if request.drops is None else (request.drops.num_sinks, request.num_dropped_tokens),
         )
         self.budget -= end - start
 

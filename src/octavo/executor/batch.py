@@ -30,7 +30,11 @@ def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
     num_tokens = int(query_start[-1])
     token_ids = np.fromiter(chain.from_iterable([row.token_ids for row in rows]), np.int32, num_tokens)
     start_position = np.array([row.start for row in rows], np.int32)
-    num_blocks = [-(-(row.start + length) // block_size) for row, length in zip(rows, lengths, strict=True)]
+    dropped = [row.dropped[1] for row in rows]
+    start_slot = start_position - np.array(dropped, np.int32) if any(dropped) else None
+    num_blocks = [
+        -(-(row.start - gone + length) // block_size) for row, length, gone in zip(rows, lengths, dropped, strict=True)
+    ]
     block_tables = np.zeros((len(rows[0].block_tables), num_rows, max(num_blocks)), np.int32)
     for index, (row, count) in enumerate(zip(rows, num_blocks, strict=True)):
         for group, table in enumerate(row.block_tables):
@@ -44,7 +48,7 @@ def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
         if is_sampled(row):
             wanted.append(end - 1)
     logits_rows = np.array(wanted, np.int32)
-    return StepBatch(token_ids, AttentionBatch(query_start, start_position, block_tables), logits_rows)
+    return StepBatch(token_ids, AttentionBatch(query_start, start_position, block_tables, start_slot), logits_rows)
 
 
 def num_scored(row: Row) -> int:

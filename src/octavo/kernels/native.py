@@ -9,6 +9,7 @@ import os
 
 from octavo.errors import ConfigError, KernelError
 from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.rope_parts import rope_parts
 
 try:
     from octavo.kernels import _native
@@ -108,19 +109,20 @@ class NativeOps:
         k_norm: F32 | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        self._kernels.rope_write(
-            qkv,
-            batch.query_start,
-            batch.start_position,
-            batch.block_tables[kv.group],
-            rope.cos,
-            rope.sin,
-            self._view(kv),
-            out_q,
-            q_norm,
-            k_norm,
-            norm_eps,
-        )
+        for part in rope_parts(batch, rope):
+            self._kernels.rope_write(
+                qkv[part.rows],
+                part.query_start,
+                part.start_slot,
+                batch.block_tables[kv.group, part.sequences],
+                part.rope.cos,
+                part.rope.sin,
+                self._view(kv),
+                out_q[part.rows],
+                q_norm,
+                k_norm,
+                norm_eps,
+            )
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         table = batch.block_tables[kv.group]
@@ -140,7 +142,7 @@ class NativeOps:
     ) -> None:
         table, view = batch.block_tables[kv.group], self._view(kv)
         self._kernels.paged_attention(
-            q, batch.query_start, batch.start_position, table, view, scale, out, window, softcap, sinks
+            q, batch.query_start, batch.slots, table, view, scale, out, window, softcap, sinks
         )
 
     def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:

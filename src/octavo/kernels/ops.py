@@ -63,6 +63,13 @@ class AttentionBatch:
     start_position: I32  # [num_sequences], position of the sequence's first row in this step
     # [num_groups, num_sequences, max_blocks], block ids; entries unused or behind a window are 0 and never read
     block_tables: I32
+    # [num_sequences], the slot of the sequence's first row, counted through its block table; later rows follow. It is
+    # the position less what the sequence has dropped; None: nobody has dropped anything. Rotations go by the position.
+    start_slot: I32 | None = None
+
+    @property
+    def slots(self) -> I32:
+        return self.start_position if self.start_slot is None else self.start_slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +178,9 @@ class Ops(Protocol):
     ) -> None:
         """out [num_tokens, num_heads, head_dim] = softmax(scale * q k) v over the positions that a row reads.
 
-        Those are max(0, position - window + 1) to its own, inclusive. K and V of each must be written already. What lies
-        in other slots (NaN, infinities, another sequence's values) never matters, and block table entries of blocks
-        before the window are not read. Query head h reads KV head h // (num_heads / num_kv_heads).
+        Those are max(0, position - window + 1) to its own, inclusive. K and V of each must be written already. What
+        lies in other slots (NaN, infinities, another sequence's values) never matters, and block table entries of
+        blocks before the window are not read. Query head h reads KV head h // (num_heads / num_kv_heads).
         """
         ...
 

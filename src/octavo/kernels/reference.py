@@ -114,10 +114,12 @@ class ReferenceOps:
             q = _rms_norm(q, q_norm, norm_eps)
         if k_norm is not None:
             k = _rms_norm(k, k_norm, norm_eps)
-        for sequence, row, position in _rows(batch):
+        dropped = batch.start_position - batch.slots
+        for sequence, row, slot in _rows(batch):
+            position = slot + int(dropped[sequence])
             out_q[row] = _rotate(q[row], rope, position)
-            block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
-            layout.write_token(kv, block_id, position % kv.block_size, _rotate(k[row], rope, position), v[row])
+            block_id = int(batch.block_tables[kv.group, sequence, slot // kv.block_size])
+            layout.write_token(kv, block_id, slot % kv.block_size, _rotate(k[row], rope, position), v[row])
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         for sequence, row, position in _rows(batch):
@@ -187,9 +189,9 @@ def _of_groups(groups: Groups, bias: F32 | None, weights_dtype: str) -> Referenc
 
 
 def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:
-    """(sequence, row, position) of every row of a step."""
+    """(sequence, row, slot) of every row of a step; the slot is the position but where tokens were dropped."""
     found = []
-    for sequence, start in enumerate(batch.start_position):
+    for sequence, start in enumerate(batch.slots):
         first, last = int(batch.query_start[sequence]), int(batch.query_start[sequence + 1])
         found += [(sequence, row, int(start) + row - first) for row in range(first, last)]
     return found

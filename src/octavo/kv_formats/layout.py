@@ -1,7 +1,7 @@
 """Where a token's K and V lie inside a block, whatever the format: the specification that the native kernels follow.
 
-A layer's slice of a block is [num_kv_heads][block_size / 16][K tile | V tile]; that of a latent layer, which has one vector
-a token, [block_size / 16][K tile].
+A layer's slice of a block is [num_kv_heads][block_size / 16][K tile | V tile]; that of a latent layer, which has one
+vector a token, [block_size / 16][K tile].
 """
 
 from __future__ import annotations

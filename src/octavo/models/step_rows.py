@@ -47,8 +47,10 @@ def one_row_each(batch: AttentionBatch, rows: I32) -> AttentionBatch:
     """The same positions of the same sequences, each of the given rows as a sequence of one row."""
     sequence = np.searchsorted(batch.query_start, rows, side="right") - 1
     position = batch.start_position[sequence] + rows - batch.query_start[sequence]
+    dropped = batch.start_position - batch.slots
     return AttentionBatch(
         query_start=np.arange(len(rows) + 1, dtype=np.int32),
         start_position=position.astype(np.int32),
         block_tables=batch.block_tables.take(sequence, axis=1),
+        start_slot=None if batch.start_slot is None else (position - dropped[sequence]).astype(np.int32),
     )

@@ -72,6 +72,7 @@ class Slot:
     position: int
     token: int
     prefix: int  # hash of the tokens up to and including this one
+    num_dropped: int = 0  # so many of them it has not seen
 
 
 class CheckingExecutor:
@@ -186,8 +187,9 @@ class CheckingExecutor:
             assert len(row.block_tables) == len(self._windows), (
                 f"{row.request_id}: {len(row.block_tables)} block tables"
             )
+            begin = row.start - row.dropped[1]
             for table in row.block_tables:
-                first, last = row.start // self._block_size, (row.start + len(row.token_ids) - 1) // self._block_size
+                first, last = begin // self._block_size, (begin + len(row.token_ids) - 1) // self._block_size
                 assert last < len(table), (
                     f"{row.request_id}: position {row.start + len(row.token_ids) - 1} has no block"
                 )
@@ -217,15 +219,20 @@ class CheckingExecutor:
 
     def _read_group(self, row: Row, table: BlockTable, window: int | None) -> int | None:
         """The hash of the text before the row, as one KV group tells it; None if it reads nothing of it."""
-        text = self._texts.get(row.request_id)
+        text, (gap, count) = self._texts.get(row.request_id), row.dropped
         first = 0 if window is None else max(0, row.start - window + 1)
         prefix = 0 if not first else None
         for position in range(first, row.start):
-            index, offset = divmod(position, self._block_size)
+            if gap <= position < gap + count:  # what was dropped is not read, and the chain of hashes breaks off
+                prefix = None
+                continue
+            index, offset = divmod(position if position < gap else position - count, self._block_size)
             assert table[index] != GONE, f"{row.request_id}: position {position} is read, and its block was given up"
             slot = self._block(table[index])[offset]
             assert slot is not None, f"{row.request_id}: nothing was written at position {position}"
             assert slot.position == position, f"{row.request_id}: position {slot.position} stands at {position}"
+            assert not slot.num_dropped or position >= gap, f"{row.request_id}: position {position} has not seen all"
+            assert not slot.num_dropped or count, f"{row.request_id}: position {position} has not seen all before it"
             if text is not None:
                 assert slot.token == text[position], f"{row.request_id}: a foreign token stands at position {position}"
                 if prefix is None:
@@ -243,9 +250,9 @@ class CheckingExecutor:
                 assert position < len(text), f"{row.request_id}: runs position {position} of a text of {len(text)}"
                 assert token == text[position], f"{row.request_id}: runs a foreign token at position {position}"
             prefix = extend_hash(prefix, token)
-            index, offset = divmod(position, self._block_size)
+            index, offset = divmod(position - row.dropped[1], self._block_size)
             for table in row.block_tables:
-                self._block(table[index])[offset] = Slot(position, token, prefix)
+                self._block(table[index])[offset] = Slot(position, token, prefix, row.dropped[1])
         return prefix
 
     def _check_sample(self, name: str, row: Row, spec: SampleSpec) -> None:
