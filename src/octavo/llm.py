@@ -23,6 +23,7 @@ from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.sharing import BranchMemory
+from octavo.core.streaming import parse_policy
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.completion import Beam, BeamSearchParams, Completion, completion_of
 from octavo.engine.open_request import OpenRequest
@@ -56,6 +57,7 @@ class SchedulerOptions:
     max_model_len: int | None = None  # tokens of prompt and output of one request
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True
+    kv_policy: str = "all"  # which tokens of a text are kept: all, or streaming:SINKS,RECENT,PIECE
 
     def __post_init__(self) -> None:
         self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
@@ -67,6 +69,7 @@ class SchedulerOptions:
             max_model_len=max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_kv_cache=self.enable_kv_cache,
+            kv_policy=self.kv_policy,
         )
 
 
@@ -179,6 +182,9 @@ def _open_template(
 
 def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
     """Call it once the weights are loaded: what is available then is what is left for the cache."""
+    keep = parse_policy(options.kv_policy)
+    if keep is not None and spec.why_all_are_kept is not None:
+        raise ConfigError(f"kv_policy {keep} drops tokens, but this model {spec.why_all_are_kept}; take kv_policy all")
     return plan_cache(
         spec,
         budget_bytes=config.kv_cache_memory,
@@ -186,7 +192,11 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         asked_model_len=options.max_model_len,
         longest_context=source.config.max_position_embeddings,
         step_tokens=options.max_num_batched_tokens,
-        degraded=_lost_precision(config, source.config.dtype),
+        most_slots=None if keep is None else keep.plan(spec.block_size).capacity,
+        degraded=(
+            *([] if keep is None else [keep.loss(spec.block_size)]),
+            *_lost_precision(config, source.config.dtype),
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from octavo.core.block_pool import BlockPool
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step_draft import StepDraft
-from octavo.core.streaming import DropPlan, StreamingLLM
+from octavo.core.streaming import DropPlan, StreamingLLM, parse_policy
 from octavo.errors import InvalidRequestError
 from tests.core.core_harness import Harness, storm
 
@@ -159,10 +159,8 @@ def the_sinks_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 @bug
 def all_that_is_computed_is_shared(patch: pytest.MonkeyPatch) -> None:
-    plan = StreamingLLM.plan
     patch.setattr(Request, "num_sharable_tokens", property(lambda self: len(self.token_ids)))
     patch.setattr("octavo.core.block_manager.min", lambda full, sinks: full, raising=False)
-    assert plan is StreamingLLM.plan
 
 
 @bug
@@ -194,3 +192,23 @@ def test_a_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name](monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError, pytest.fail.Exception)):
         run_storms()
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("all", None),
+        ("streaming", StreamingLLM()),
+        ("streaming:8", StreamingLLM(num_sinks=8)),
+        ("streaming:4,100,32", StreamingLLM(4, 100, 32)),
+    ],
+)
+def test_a_policy_is_named_in_a_line(text: str, policy: StreamingLLM | None) -> None:
+    assert parse_policy(text) == policy
+    assert policy is None or parse_policy(str(policy)) == policy
+
+
+@pytest.mark.parametrize("text", ["", "none", "streaming:", "streaming:0", "streaming:1,2,3,4", "streaming:a", "all:1"])
+def test_another_line_is_refused_with_the_range(text: str) -> None:
+    with pytest.raises(ValueError, match="must be all, streaming, or streaming:SINKS,RECENT,PIECE"):
+        parse_policy(text)

@@ -89,6 +89,22 @@ def test_where_texts_have_parted_before_others_hit(windows: tuple[int | None, ..
     assert hit_of(harness, [*system, *[2] * 9]) >= len(system)
 
 
+@pytest.mark.parametrize("windows", [(None, 5), (None, 13), (6,), (3, None, 10)])
+def test_who_waits_for_a_prefix_finds_its_window(windows: tuple[int | None, ...]) -> None:
+    """What is passed is evicted at once, but for where the one that waits parts from the one that computes."""
+    harness = Harness(block_size=SIZE, num_blocks=60, budget=75, windows=windows)
+    first = text(20, 70)
+    harness.add(first, 8)
+    name = harness.add([*first[:40], (first[40] + 1) % 3, *text(21, 9)], 2)
+    harness.step()
+    assert harness.core.status().waiting == 1
+    evict_passed(harness.blocks)
+    harness.drain()
+    final = harness.shadows[str(name)].final
+    assert final is not None
+    assert final.num_cached_tokens == 40
+
+
 def evict_passed(blocks: BlockManager) -> None:
     """All that windows have passed, and nothing else."""
     blocks.supply.evict(len(blocks.pool.idle._passed))  # type: ignore[attr-defined]

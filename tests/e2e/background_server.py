@@ -33,7 +33,7 @@ class BackgroundServer:
         info = ServedModel(
             names=(MODEL,),
             max_model_len=loaded.max_model_len,
-            max_request_tokens=min(loaded.max_model_len, loaded.plan.kv_tokens),
+            max_request_tokens=loaded.plan.max_request_tokens,
             vocab_size=loaded.vocab_size,
             chat_template=loaded.chat_template,
             default_sampling=loaded.default_sampling,

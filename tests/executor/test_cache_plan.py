@@ -136,3 +136,13 @@ def test_what_is_planned_is_what_is_allocated(layers: int, block_size: int, bloc
     assert storage.allocated_bytes == storage.pool.nbytes == made.kv_bytes
     assert made.kv_bytes <= spec.pool_bytes(blocks) + spare
     assert spec.blocks_for_tokens(made.max_model_len) <= made.num_blocks
+
+
+def test_a_policy_that_drops_tokens_bounds_what_a_request_needs() -> None:
+    """320 slots are 20 blocks, whatever the length; with fewer the length is what they hold."""
+    common = {"available_bytes": GIB, "asked_model_len": None, "longest_context": 4096, "most_slots": 320}
+    made = plan_cache(SPEC, budget_bytes=40 * BLOCK, **common)  # type: ignore[arg-type]
+    assert (made.max_model_len, made.max_request_tokens, made.max_concurrency) == (4096, 4096, 2.0)
+    tight = plan_cache(SPEC, budget_bytes=19 * BLOCK, **common)  # type: ignore[arg-type]
+    assert (tight.max_model_len, tight.max_request_tokens) == (304, 304)
+    assert plan(10 * BLOCK).max_request_tokens == 160

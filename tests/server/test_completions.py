@@ -217,6 +217,7 @@ def test_every_sampling_field_arrives(tokenizer: Tokenizer) -> None:
         "seed": 12,
         "ignore_eos": True,
         "include_stop_str_in_output": True,
+        "kv_policy": "streaming:4,64,32",
     }
 
     async def work() -> None:

@@ -51,6 +51,7 @@ NOT_FLAGS: dict[str, dict[str, str]] = {
     "SamplingParams": {
         "use_beam_search": "`generate --beams` sets it together with the width",
         "prompt_logprobs": "for requests over HTTP and in Python",
+        "kv_policy": "the flag of the model says it for all requests of a command",
     },
 }
 
@@ -67,6 +68,11 @@ FLAGS: dict[str, Flag] = {
     "enable_kv_cache": Flag(
         "Without it everything is computed again for every token, with the same bits: what the cache saves.",
         spelling="--kv-cache/--no-kv-cache",
+    ),
+    "kv_policy": Flag(
+        "Which tokens of a text are kept: all, or streaming:SINKS,RECENT,PIECE (its first SINKS and its last RECENT to "
+        "RECENT + PIECE, in whole blocks); what is dropped is not read again.",
+        "POLICY",
     ),
     # the executor
     "weights_dtype": Flag(

@@ -85,7 +85,7 @@ def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
     return ServedModel(
         names=names,
         max_model_len=loaded.max_model_len,
-        max_request_tokens=min(loaded.max_model_len, loaded.plan.kv_tokens),
+        max_request_tokens=loaded.plan.max_request_tokens,
         vocab_size=loaded.vocab_size,
         chat_template=loaded.chat_template,
         chat_error=loaded.chat_error,

@@ -11,7 +11,7 @@ from octavo.core.windows import Windows
 class BlockLeave:
     """Works on the pool and the listeners of one block manager."""
 
-    __slots__ = ("_block_size", "_listeners", "_pool", "_windows", "num_passed")
+    __slots__ = ("_block_size", "_listeners", "_pool", "_windows", "num_dropped_tokens", "num_passed")
 
     def __init__(self, block_size: int, pool: BlockPool, windows: Windows, listeners: list[events.Listener]) -> None:
         self._block_size = block_size
@@ -19,6 +19,7 @@ class BlockLeave:
         self._windows = windows
         self._listeners = listeners
         self.num_passed = 0  # blocks that windows have passed, so far
+        self.num_dropped_tokens = 0  # so far; what is computed again may be dropped again
 
     def pass_windows(self, request: Request, *, is_cached: bool) -> None:
         """Give up the blocks that the windows have passed.
@@ -59,5 +60,6 @@ class BlockLeave:
             del table[first : first + count]
             self._pool.release_private(block_ids)
         request.num_dropped_tokens += count * size
+        self.num_dropped_tokens += count * size
         for listener in self._listeners:
             listener(events.BlocksDropped(request.request_id, first, block_events.frozen(dropped)))

@@ -140,7 +140,7 @@ class BlockManager:
         request.node, twins = self.tree.insert(request.namespace, above, tokens, rows)
         request.num_committed_blocks = full
         if twins:
-            request.num_shared_blocks = done + len(twins)
+            request.num_shared_blocks = max(request.num_shared_blocks, done + len(twins))
         for index, twin in enumerate(twins, done):
             swaps = [one for one in zip(tables, twin.block_ids, strict=True) if one[0][index] != one[1]]
             self.pool.acquire([block_id for _, block_id in swaps])

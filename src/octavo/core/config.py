@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.streaming import parse_policy
 from octavo.errors import ConfigError
 
 
@@ -16,8 +17,13 @@ class SchedulerConfig:
     max_model_len: int = 2048  # prompt and output of one request
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True  # False: every token is computed from the whole text again
+    kv_policy: str = "all"  # which tokens are kept of requests that do not say it: see `streaming.parse_policy`
 
     def __post_init__(self) -> None:
+        try:
+            parse_policy(self.kv_policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if self.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs is {self.max_num_seqs}; it must be at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -97,6 +97,13 @@ class KVSpec:
         return any(group.window is not None for group in self.groups)
 
     @property
+    def why_all_are_kept(self) -> str | None:
+        """Why requests on this model cannot have a policy that drops tokens; None: they can."""
+        if self.has_windows:
+            return "has attention windows of its own"
+        return "keeps latents" if any(group.kind != "pair" for group in self.groups) else None
+
+    @property
     def bytes_per_block(self) -> int:
         """Bytes of one block of the pool; the same for every group."""
         return (self.groups[0].bytes_per_token + self.groups[0].padding_bytes_per_token) * self.block_size

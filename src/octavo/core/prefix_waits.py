@@ -80,6 +80,7 @@ class PrefixWaits:
         num_blocks = min(min(shared, computing.num_sharable_tokens) // size, usable)
         self._waiting.setdefault(computing.request_id, []).append((num_blocks, request))
         self._waits_for[request.request_id] = computing.request_id
+        computing.num_shared_blocks = max(computing.num_shared_blocks, num_blocks)  # there its windows are wanted
         return computing.request_id, num_blocks
 
     def _release(self, request: Request, committed: int | None) -> list[Request]:

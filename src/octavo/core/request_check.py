@@ -44,13 +44,12 @@ def check_request(
 def _check_keep(request: Request, spec: KVSpec) -> None:
     if request.keep is None:
         return
-    name = type(request.keep).__name__
     if request.params.num_branches > 1 or request.params.use_beam_search:
-        raise InvalidRequestError(f"{name} keeps the tokens of one text; it goes with n 1 and without beam search")
-    if spec.has_windows:
-        raise InvalidRequestError(f"{name} cannot be had with a model that has attention windows of its own")
-    if any(group.kind != "pair" for group in spec.groups):
-        raise InvalidRequestError(f"{name} cannot be had with a model that keeps latents")
+        raise InvalidRequestError(
+            f"kv_policy {request.keep} drops tokens of one text; it goes with n 1 and without beam search", param="n"
+        )
+    if spec.why_all_are_kept is not None:
+        raise InvalidRequestError(f"kv_policy {request.keep} drops tokens, but this model {spec.why_all_are_kept}")
 
 
 def _check_branches(request: Request, config: SchedulerConfig, vocab_size: int | None) -> None:

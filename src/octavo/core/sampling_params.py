@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from octavo.core.streaming import parse_policy
 from octavo.errors import InvalidRequestError
 
 MAX_TOP_LOGPROBS = 20
@@ -25,7 +26,8 @@ class SamplingParams:
     `n` answers are returned. `best_of` branches run (None: n), each with a seed of its own (`core.seeds.branch_seed`);
     if they are more than n, the n with the highest sum of raw log-probabilities are the answers. With
     `use_beam_search`, `best_of` is the width of the search. `prompt_logprobs` is what `logprobs` is, for the tokens of
-    the prompt; then nothing of the prompt comes from the cache.
+    the prompt; then nothing of the prompt comes from the cache. `kv_policy` says which tokens of the text are kept, as
+    `streaming.parse_policy` reads it; None: what is said for all requests.
     """
 
     max_tokens: int = 16
@@ -50,6 +52,7 @@ class SamplingParams:
     length_penalty: float = 1.0  # beam search: a score is the sum of log-probabilities / length ** length_penalty
     early_stopping: bool | str = False  # beam search: True, False or "never" (see core/beam_search.py)
     prompt_logprobs: int | None = None
+    kv_policy: str | None = None
 
     def __post_init__(self) -> None:
         _check_range("max_tokens", self.max_tokens, 1, None)
@@ -89,6 +92,11 @@ class SamplingParams:
                 f'early_stopping is {self.early_stopping!r}; it must be true, false or "never"', param="early_stopping"
             )
         self._check_beams()
+        if self.kv_policy is not None:
+            try:
+                parse_policy(self.kv_policy)
+            except ValueError as error:
+                raise InvalidRequestError(str(error), param="kv_policy") from error
 
     @property
     def is_greedy(self) -> bool:

@@ -43,6 +43,7 @@ from octavo.core.sharing import BranchMemory
 from octavo.core.status import CoreStatus, Counters, core_status
 from octavo.core.step import StepPlan, StepResult
 from octavo.core.step_draft import StepDraft
+from octavo.core.streaming import parse_policy
 from octavo.errors import InvalidRequestError
 
 
@@ -55,6 +56,7 @@ class Scheduler:
         if not (config.enable_prefix_caching and config.enable_kv_cache):
             blocks.enable_prefix_caching = False
         self._vocab_size = vocab_size
+        self._keep = parse_policy(config.kv_policy)
         self._num_arrivals = 0
         self._counters = Counters()
         self._admission = Admission(blocks, Room(blocks, config.max_num_batched_tokens))  # the requests that wait
@@ -183,6 +185,9 @@ class Scheduler:
         branches = [f"{request.request_id}#{branch}" for branch in range(1, params.num_branches)]
         if request.request_id in self._progress.groups or any(n in requests for n in (request.request_id, *branches)):
             raise InvalidRequestError(f"request id {request.request_id!r} is in use by a request that has not ended")
+        if request.keep is None:
+            asked = request.params.kv_policy
+            request.keep = self._keep if asked is None else parse_policy(asked)
         if request.keep is not None:
             request.drops = request.keep.plan(self.blocks.block_size)
         check_request(request, self.config, self.blocks.spec, self.blocks.pool.num_blocks, self._vocab_size)

@@ -96,6 +96,7 @@ class CoreStatus:
     steps: int
     evicted_blocks: int
     passed_blocks: int  # blocks that requests gave up behind a window
+    dropped_tokens: int  # that requests did not keep, by their policy
     copies: int  # blocks copied in part, for a hit inside a block or for a branch that writes
     finished: Mapping[str, int]  # finish reason -> requests; each branch of one counts
     branch_saved_blocks: int = 0  # blocks that branches of requests save now by sharing them
@@ -137,6 +138,7 @@ def core_status(
         steps=counters.steps,
         evicted_blocks=blocks.supply.num_evicted,
         passed_blocks=blocks.leave.num_passed,
+        dropped_tokens=blocks.leave.num_dropped_tokens,
         copies=blocks.num_copies,
         finished=dict(counters.finished),
         branch_saved_blocks=saved[0],

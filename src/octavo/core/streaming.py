@@ -26,10 +26,22 @@ class StreamingLLM:
     num_recent: int = 1024
     num_dropped_at_once: int = 256
 
+    def __str__(self) -> str:
+        return f"streaming:{self.num_sinks},{self.num_recent},{self.num_dropped_at_once}"
+
     def __post_init__(self) -> None:
         for name in ("num_sinks", "num_recent", "num_dropped_at_once"):
             if getattr(self, name) < 1:
                 raise InvalidRequestError(f"{name} of StreamingLLM is {getattr(self, name)}; it must be at least 1")
+
+    def loss(self, block_size: int) -> str:
+        """What it takes from the prefix cache."""
+        drops = self.plan(block_size)
+        recent = drops.capacity - drops.num_sinks
+        return (
+            f"prefix caching ends after {drops.num_sinks} tokens: with kv_policy {self} a text keeps these and its "
+            f"last {recent - drops.piece} to {recent}"
+        )
 
     def plan(self, block_size: int) -> DropPlan:
         """What that comes to in blocks."""
@@ -57,3 +69,17 @@ class DropPlan:
     def next_drop(self, num_computed: int) -> int:
         """The next number of computed tokens, above this one, at which some are dropped: no row goes beyond it."""
         return self.capacity + self.num_dropped(num_computed)
+
+
+def parse_policy(text: str) -> StreamingLLM | None:
+    """`all`, or `streaming` with up to three numbers: `streaming:4,1024,256`. Raises ValueError with the range."""
+    name, colon, numbers = text.partition(":")
+    if text == "all":
+        return None
+    parts = numbers.split(",") if colon else []
+    if name != "streaming" or len(parts) > 3 or not all(part.isdigit() and int(part) for part in parts):
+        raise ValueError(
+            f"kv_policy is {text!r}; it must be all, streaming, or streaming:SINKS,RECENT,PIECE with numbers of tokens "
+            "from 1 on, like streaming:4,1024,256"
+        )
+    return StreamingLLM(*[int(part) for part in parts])

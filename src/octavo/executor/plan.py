@@ -20,6 +20,7 @@ class CachePlan:
     num_blocks: int
     max_model_len: int
     step_tokens: int = 1  # most tokens of a step: so many more a window holds while a prompt is computed
+    most_slots: int | None = None  # tokens that a text keeps at most, by a policy that drops some; None: all
     degraded: tuple[str, ...] = ()  # what was asked for and is not had
 
     @property
@@ -39,10 +40,18 @@ class CachePlan:
         return spec.longest_tokens(self.num_blocks, self.step_tokens, limit)
 
     @property
+    def max_request_tokens(self) -> int:
+        """The longest request that can be served."""
+        if self.most_slots is not None and self.most_slots <= self.kv_tokens:
+            return self.max_model_len
+        return min(self.max_model_len, self.kv_tokens)
+
+    @property
     def max_concurrency(self) -> float:
         """Requests of the whole context that fit at once, none sharing anything, one of them in its largest step."""
-        held = self.spec.blocks_for_tokens(self.max_model_len)
-        in_step = self.spec.blocks_for_tokens(self.max_model_len, self.step_tokens) - held
+        slots = _fewest(self.max_model_len, self.most_slots)
+        held = self.spec.blocks_for_tokens(slots)
+        in_step = self.spec.blocks_for_tokens(slots, self.step_tokens) - held
         return (self.num_blocks - in_step) / held
 
     def __str__(self) -> str:
@@ -70,6 +79,7 @@ def plan_cache(
     asked_model_len: int | None,
     longest_context: int,
     step_tokens: int = 1,
+    most_slots: int | None = None,
     degraded: tuple[str, ...] = (),
 ) -> CachePlan:
     """How many blocks, and how long a request may be, in steps of at most `step_tokens`. Pure.
@@ -79,14 +89,14 @@ def plan_cache(
     """
     wanted_len = longest_context if asked_model_len is None else asked_model_len
     if budget_bytes is None:
-        needed_bytes = spec.pool_bytes(spec.blocks_for_tokens(wanted_len, step_tokens))
+        needed_bytes = spec.pool_bytes(spec.blocks_for_tokens(_fewest(wanted_len, most_slots), step_tokens))
         budget_bytes = default_budget_bytes(available_bytes, needed_bytes)
     else:
         check_budget(budget_bytes, available_bytes)
     num_blocks = spec.num_blocks(budget_bytes)
-    needed = spec.blocks_for_tokens(wanted_len, step_tokens)
+    needed = spec.blocks_for_tokens(_fewest(wanted_len, most_slots), step_tokens)
     if needed <= num_blocks:
-        return CachePlan(spec, num_blocks, wanted_len, step_tokens, degraded)
+        return CachePlan(spec, num_blocks, wanted_len, step_tokens, most_slots, degraded)
     arithmetic = (
         f"one request of {wanted_len} tokens needs {needed} blocks ({spec.pool_bytes(needed)} bytes), but the KV cache "
         f"has {num_blocks} blocks ({budget_bytes} bytes)"
@@ -98,4 +108,8 @@ def plan_cache(
             f"at most {fitting_len}"
         )
     lowered = f"max_model_len is {fitting_len} instead of the model's {wanted_len}: {arithmetic}"
-    return CachePlan(spec, num_blocks, fitting_len, step_tokens, (*degraded, lowered))
+    return CachePlan(spec, num_blocks, fitting_len, step_tokens, most_slots, (*degraded, lowered))
+
+
+def _fewest(num_tokens: int, most_slots: int | None) -> int:
+    return num_tokens if most_slots is None else min(num_tokens, most_slots)

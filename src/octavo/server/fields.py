@@ -51,6 +51,7 @@ class CommonFields:
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
+    kv_policy: str | None = None
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
     priority: int | None = None

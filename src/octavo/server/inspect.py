@@ -123,6 +123,7 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "recomputed_tokens": core.recomputed_tokens,
         "evicted_blocks": core.evicted_blocks,
         "passed_blocks": core.passed_blocks,
+        "dropped_tokens": core.dropped_tokens,
         "copied_blocks": core.copies,
         "preemptions": core.preemptions,
         "running": core.running,

@@ -101,6 +101,7 @@ class StatusCollector:
             ("octavo_steps", "Engine steps.", core.steps),
             ("octavo_evicted_blocks", "Cached KV blocks given up for new ones.", core.evicted_blocks),
             ("octavo_passed_blocks", "KV blocks that requests gave up behind an attention window.", core.passed_blocks),
+            ("octavo_dropped_tokens", "Tokens that requests did not keep, by their policy.", core.dropped_tokens),
             ("octavo_copied_blocks", "KV blocks copied in part.", core.copies),
             ("octavo_requests_refused", "Requests that were never admitted.", self._status.refused),
         )

@@ -74,6 +74,7 @@ def sampling_params(
             length_penalty=1.0 if fields.length_penalty is None else fields.length_penalty,
             early_stopping=False if fields.early_stopping is None else fields.early_stopping,
             prompt_logprobs=scores.prompt,
+            kv_policy=fields.kv_policy,
         )
     except InvalidRequestError as error:
         renamed = {"max_tokens": limit.param or "max_tokens", "logprobs": scores.param}
