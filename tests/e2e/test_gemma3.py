@@ -25,6 +25,7 @@ def long_text() -> str:
 
 
 @pytest.mark.large
+@pytest.mark.timeout(1500)
 def test_greedy_text_equals_transformers(gemma3_path: Path, gemma3_reference: PreTrainedModel) -> None:
     """19 short prompts, and one that passes the window; by induction over the positions, as in test_greedy_text."""
     params = octavo.SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
