@@ -48,13 +48,21 @@ def main() -> None:
         "text": "octavo.cli.sample_text",
         "predicted_tokens": len(token_ids) - 1,
         "rows": rows,
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "versions": {"python": platform.python_version(), "numpy": version("numpy")},
         "commit": commit,
         "command": f"python {Path(sys.argv[0]).as_posix()} {given.model.name} --tokens {given.tokens}",
     }
     given.out.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(rows, indent=2))
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def row(measured: tuple[int, int, float]) -> dict[str, float]:

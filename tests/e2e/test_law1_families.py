@@ -7,12 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.models.loader import load_model, open_model
 from tests.e2e import law1_cases as cases
 from tests.e2e import law1_families as families
 from tests.e2e.law1_engine import Engine, assert_same
+from tests.e2e.test_law1_tiny import Cold, Shape, play, scripts, shapes
 from tests.models.tiny_families import make_family
 
 PROMPT = cases.other_ids(99, 100, 300)
@@ -56,6 +58,26 @@ def test_a_hit_at_every_offset_around_window_and_block(family: str, tmp_path: Pa
     expected = cases.cold(make, PROMPT)
     for num_hit in range(14, 54):
         families.warm_at_offset(make, PROMPT, expected, num_hit)
+
+
+@pytest.fixture(scope="module", params=["gemma3", "gpt_oss", "deepseek_v2"])
+def cold(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Cold:
+    ops, path = NativeOps(2), make_family(tmp_path_factory.mktemp("family") / "model", request.param)
+    return Cold(load_model(open_model(path), ops, "bf16"), ops)
+
+
+@given(shape=shapes, script=scripts)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_random_interleavings(cold: Cold, shape: Shape, script: list[tuple]) -> None:
+    play(cold, shape, script)
+
+
+@pytest.mark.large
+@given(shape=shapes, script=scripts)
+@settings(max_examples=1500, deadline=None)
+@pytest.mark.timeout(1500)
+def test_many_random_interleavings(cold: Cold, shape: Shape, script: list[tuple]) -> None:
+    play(cold, shape, script)
 
 
 @pytest.mark.large

@@ -127,11 +127,12 @@ class Cold:
 
     def __init__(self, model: CausalLM, ops: NativeOps) -> None:
         self.model, self.ops = model, ops
+        self.num_groups = len(model.kv_groups("bf16"))
         self._known: dict[Asked, Answer] = {}
 
     def answer(self, wanted: Asked) -> Answer:
         if wanted not in self._known:
-            engine = Engine(self.model, self.ops, num_blocks=8)
+            engine = Engine(self.model, self.ops, num_blocks=8 * self.num_groups)
             self._known[wanted] = engine.ask("cold", wanted.prompt, PARAMS[wanted.params], seed=wanted.seed)
         return self._known[wanted]
 
@@ -146,7 +147,7 @@ def play(cold: Cold, shape: Shape, script: list[tuple]) -> Engine:
     """Run a script and compare every answer, whole or cut short, with the cold one. Returns the engine, at rest."""
     max_num_seqs, budget, spare, block_size, caching = shape
     config = SchedulerConfig(max_num_seqs, max(budget, max_num_seqs), enable_prefix_caching=caching)
-    num_blocks = -(-LONGEST // block_size) + spare
+    num_blocks = (-(-LONGEST // block_size) + spare) * cold.num_groups
     engine = Engine(cold.model, cold.ops, block_size=block_size, num_blocks=num_blocks, config=config)
     wanted: dict[str, Wanted] = {}
     for action, *values in script:

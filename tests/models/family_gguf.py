@@ -30,12 +30,17 @@ ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
 }
 _EXPERT = re.compile(r"(.*\.)(block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)\.weight")
 
 
-def make_family_gguf(path: Path, directory: Path, quantisation: str = "F32") -> None:
-    """Write `directory`'s model as one GGUF file; quantisation is that of matrices whose rows are whole blocks."""
+def make_family_gguf(path: Path, directory: Path, quantisation: str = "F32", *, splits_latent: bool = True) -> None:
+    """Write `directory`'s model as one GGUF file; quantisation is that of matrices whose rows are whole blocks.
+
+    splits_latent: DeepSeek's matrices of K and V apart, as newer converters have them.
+    """
     config = json.loads((directory / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -43,7 +48,10 @@ def make_family_gguf(path: Path, directory: Path, quantisation: str = "F32") -> 
     add_tokenizer(writer, config)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(architecture, layers)
-    for name, values in converted(load_file(directory / "model.safetensors"), config).items():
+    weights = converted(load_file(directory / "model.safetensors"), config)
+    if splits_latent and config["model_type"].startswith("deepseek"):
+        weights = dict(pair for name, values in weights.items() for pair in _split_latent(name, values, config))
+    for name, values in weights.items():
         found = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         kind = gguf.GGMLQuantizationType[quantisation]
@@ -76,6 +84,8 @@ def converted(weights: dict[str, F32], config: dict[str, Any]) -> dict[str, F32]
         elif kind == "mixtral" and (".q_proj." in name or ".k_proj." in name):
             heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             found[name] = interleave(values, heads)
+        elif name.endswith("e_score_correction_bias"):
+            found[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = values
         elif kind == "gpt_oss" and ".experts." in name:
             found |= _gpt_oss_experts(name, values)
         elif kind == "gpt_oss" and name.endswith(".sinks"):
@@ -99,6 +109,14 @@ def _gpt_oss_experts(name: str, values: F32) -> dict[str, F32]:
     if "gate_up" not in name:
         return {f"{stem}down_exps.{end}": values}
     return {f"{stem}gate_exps.{end}": values[:, 0::2], f"{stem}up_exps.{end}": values[:, 1::2]}
+
+
+def _split_latent(name: str, values: F32, config: dict[str, Any]) -> list[tuple[str, F32]]:
+    if ".kv_b_proj." not in name:
+        return [(name, values)]
+    plain, stem = config["qk_nope_head_dim"], f"blk.{name.split('.')[2]}.attn_"
+    heads = values.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+    return [(f"{stem}k_b.weight", heads[:, :plain].swapaxes(1, 2)), (f"{stem}v_b.weight", heads[:, plain:])]
 
 
 def _falcon_rows(values: F32, config: dict[str, Any]) -> F32:
@@ -127,8 +145,11 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_layer_norm_eps(config["layer_norm_epsilon"])
         return
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
+    if "kv_lora_rank" in config:
+        _add_latent(writer, config)
+    else:
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
@@ -137,14 +158,36 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if config.get("final_logit_softcapping"):
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    experts = config.get("num_local_experts") or config.get("num_experts")
+    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or inner)
+
+
+def _add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rank, rope, is_v3 = config["kv_lora_rank"], config["qk_rope_head_dim"], config["model_type"] == "deepseek_v3"
+    writer.add_kv_lora_rank(rank)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_key_length(rank + rope)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(rope)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(is_v3)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if is_v3 else gguf.ExpertGatingFuncType.SOFTMAX)
+    if config.get("n_group"):
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])

@@ -80,7 +80,8 @@ def test_other_architectures_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"expert_count": 8}, "mixture of 8 experts"),
+        ({"expert_count": 8}, r"no llama\.expert_used_count"),
+        ({"expert_count": 8, "expert_used_count": 9}, "num_experts_per_tok is 9; it must be 1 to the 8 experts"),
         ({"attention__scale": 0.01}, "attention.scale is not supported"),
         ({"logit_scale": 2.0}, "logit_scale is not supported"),
         ({"rope__dimension_count": 8}, "rope.dimension_count is 8 where heads have 16"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +186,14 @@ def test_every_supported_architecture_has_a_family() -> None:
     for family in READERS:
         assert set(family.architectures) >= {*family.model_types.values(), *family.gguf_names.values()}
         assert bool(family.gguf_names) == (family.from_gguf is not None)
+
+
+def test_the_page_of_supported_models_names_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text()
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
+    for family in READERS:
+        for name in (*family.architectures, *(name.split()[0] for name in family.gguf_names)):
+            assert f"`{name}`" in rows, name
 
 
 def test_context_within_the_positions() -> None:

@@ -17,7 +17,9 @@ from tests.models.test_llama_logits import TOKEN_IDS, TOLERANCE, transformers_lo
 from tests.models.tiny_families import make_family
 
 # What GGUF files do not say: the scale of Gemma's scores follows head_dim, gpt-oss bends at 7.
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 CHANGES = {
+    "deepseek_v2": {"rope_parameters": {**_YARN, "mscale": 0.9, "mscale_all_dim": 0.9}},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16},
     "gpt_oss": {"swiglu_limit": 7.0},
@@ -33,6 +35,9 @@ FAMILIES = (
     "mixtral",
     "qwen3_moe",
     "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
 )
 
 
@@ -56,6 +61,16 @@ def test_blocks_of_experts_are_kept_as_they_are(family: str, quantisation: str, 
     assert (
         1e-4 < np.sqrt(np.square(kept - exact).mean()) < 0.2 * exact.std()
     )  # activations are rounded, weights are not
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2_lite", "deepseek_v3"])
+def test_latents_of_older_files(family: str, tmp_path: Path) -> None:
+    """Where the matrices of K and V are one."""
+    directory = make_family(tmp_path / "model", family)
+    make_family_gguf(tmp_path / "old.gguf", directory, splits_latent=False)
+    make_family_gguf(tmp_path / "new.gguf", directory)
+    old, new = (load_model(open_model(tmp_path / name), NativeOps(2), "f32") for name in ("old.gguf", "new.gguf"))
+    assert np.array_equal(logits_of(old, TOKEN_IDS), logits_of(new, TOKEN_IDS))
 
 
 def test_mxfp4(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ values, so that one that is left out shows.
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -213,13 +214,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def _saved(family: str, seed: int, changes: tuple[tuple[str, Any], ...]) -> Path:
+def _saved(family: str, seed: int, changes: str) -> Path:
     """The directory of a model, made once and kept to the end of the process."""
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    fields = {**FAMILIES[family], **dict(changes)}
+    fields = {**FAMILIES[family], **json.loads(changes)}
     config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -251,5 +252,5 @@ def randomise(name: str, values: Any, *, tied: bool) -> None:
 
 def make_family(path: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
     """Write a tiny random model of a family into `path`, which must not exist, and return it."""
-    shutil.copytree(_saved(family, seed, tuple(sorted(changes.items()))), path)
+    shutil.copytree(_saved(family, seed, json.dumps(changes, sort_keys=True)), path)
     return path

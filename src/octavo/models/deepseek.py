@@ -14,7 +14,7 @@ import numpy as np
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
-from octavo.models.deepseek_config import MODEL_TYPES, DeepseekConfig, deepseek_from_json
+from octavo.models.deepseek_config import GGUF_NAME, MODEL_TYPES, DeepseekConfig, deepseek_from_gguf, deepseek_from_json
 from octavo.models.deepseek_weights import LayerWeights, deepseek_parts, layer_weights
 from octavo.models.experts import Choice, add_experts, choose_in_groups, normalised
 from octavo.models.family import Family
@@ -155,8 +155,9 @@ class DeepseekModel:
 FAMILY = Family(
     architectures=tuple(MODEL_TYPES.values()),
     model_types=MODEL_TYPES,
-    gguf_names={},
+    gguf_names={GGUF_NAME: "DeepseekV2ForCausalLM"},
     from_json=deepseek_from_json,
+    from_gguf=deepseek_from_gguf,
     parts=deepseek_parts,
     build=DeepseekModel,
 )

@@ -1,16 +1,20 @@
-"""What a DeepSeek-V2 or V3 is made of, read from a config.json. It knows no tensor."""
+"""What a DeepSeek-V2 or V3 is made of, read from a config.json or from GGUF metadata. It knows no tensor."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from octavo.errors import ModelError
 from octavo.models.config import RopeConfig, check_experts, check_number, check_sizes
+from octavo.models.config_gguf import Keys, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, read_rope, rope_scaling
 from octavo.models.experts import GroupChoice
 from octavo.models.yarn import mscale_of
 
 MODEL_TYPES = {"deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
+GGUF_NAME = "deepseek2"
+_SIGMOID = 2  # GGUF's expert_gating_func of V3
 _MAX_LATENT_DIM = 640  # the kernels' bound
 _STEP = 16  # the kernels' vector
 
@@ -40,6 +44,7 @@ class DeepseekConfig:
     routed_scale: float
     normalises: bool  # the weights of the chosen experts add up to 1 (before the scale)
     is_interleaved: bool = True  # files pair rope dimensions 2j and 2j + 1
+    is_split: bool = False  # files have the matrices that make K and V apart, K's turned (newer GGUF)
     tie_word_embeddings: bool = False
     dtype: str = "f32"
 
@@ -124,6 +129,41 @@ def deepseek_from_json(architecture: str, fields: Fields) -> DeepseekConfig:
         normalises=is_v3 and fields.flag("norm_topk_prob", True),  # V2 does not, whatever its config says
         is_interleaved=fields.flag("rope_interleave", True),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
+    )
+
+
+def deepseek_from_gguf(keys: Keys) -> DeepseekConfig:
+    """V3 is told by its sigmoid; older files do not say of which groups experts may be."""
+    is_v3 = keys.integer("expert_gating_func", 1) == _SIGMOID
+    q_rank, rank = keys.integer("attention.q_lora_rank", 0), keys.integer("attention.kv_lora_rank")
+    rope_dim, inner = keys.integer("rope.dimension_count"), keys.integer("feed_forward_length")
+    groups = keys.integer("expert_group_count", 1), keys.integer("expert_group_used_count", 1)
+    rope, temperature = rope_of(keys), keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+    return DeepseekConfig(
+        architecture="DeepseekV3ForCausalLM" if is_v3 else "DeepseekV2ForCausalLM",
+        vocab_size=vocab_size_of(keys),
+        hidden_size=keys.integer("embedding_length"),
+        intermediate_size=inner,
+        expert_size=keys.integer("expert_feed_forward_length"),
+        num_layers=keys.integer("block_count"),
+        num_heads=keys.integer("attention.head_count"),
+        q_rank=q_rank or None,
+        latent_rank=rank,
+        rope_dim=rope_dim,
+        plain_dim=keys.integer("attention.key_length_mla", keys.integer("attention.key_length")) - rope_dim,
+        value_dim=keys.integer("attention.value_length_mla", keys.integer("attention.value_length")),
+        num_experts=keys.integer("expert_count"),
+        num_shared=keys.integer("expert_shared_count", 0),
+        choice=GroupChoice(keys.integer("expert_used_count"), *groups),
+        first_sparse_layer=keys.integer("leading_dense_block_count", 0),
+        rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        rope=replace(rope, magnitude=1.0) if temperature else rope,
+        score_scale=(1 + temperature * math.log(rope.factor)) ** 2 if rope.kind == "yarn" else 1.0,
+        max_position_embeddings=keys.integer("context_length"),
+        routed_scale=keys.number("expert_weights_scale", 1.0) or 1.0,
+        normalises=is_v3 and keys.flag("expert_weights_norm", True),
+        is_split="blk.0.attn_k_b.weight" in keys.shapes,
+        tie_word_embeddings="output.weight" not in keys.shapes,
     )
 
 

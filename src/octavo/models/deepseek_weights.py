@@ -12,9 +12,9 @@ from octavo.models.deepseek_config import DeepseekConfig
 from octavo.models.experts import Expert
 from octavo.models.names import Names
 from octavo.models.packing import Packed
-from octavo.models.parts import Matrix, Parts, Rows, Vector, linear
+from octavo.models.parts import Matrix, Parts, Rows, Vector, expert_linear, linear
 
-_NAMES = Names(
+_HUGGING_FACE = Names(
     "model.layers.{}.",
     {
         "embedding": "model.embed_tokens",
@@ -30,10 +30,29 @@ _NAMES = Names(
         "latent_up": "self_attn.kv_b_proj",
         "output": "self_attn.o_proj",
         "mlp_norm": "post_attention_layernorm",
-        "mlp": "mlp",
         "router": "mlp.gate",
         "experts": "mlp.experts",
-        "shared": "mlp.shared_experts",
+    },
+)
+_GGUF = Names(
+    "blk.{}.",
+    {
+        "embedding": "token_embd",
+        "final_norm": "output_norm",
+        "head": "output",
+        "attention_norm": "attn_norm",
+        "q": "attn_q",
+        "q_down": "attn_q_a",
+        "q_norm": "attn_q_a_norm",
+        "q_up": "attn_q_b",
+        "latent_down": "attn_kv_a_mqa",
+        "latent_norm": "attn_kv_a_norm",
+        "latent_up": "attn_kv_b",
+        "latent_k": "attn_k_b",
+        "latent_v": "attn_v_b",
+        "output": "attn_output",
+        "mlp_norm": "ffn_norm",
+        "router": "ffn_gate_inp",
     },
 )
 
@@ -57,64 +76,94 @@ class LayerWeights:
 
 
 def deepseek_parts(config: DeepseekConfig, is_gguf: bool) -> Parts:
-    assert not is_gguf, "no GGUF names are known for this family"
-    hidden = config.hidden_size
-    matrices = [Matrix("embedding", (linear(_NAMES("embedding"), config.vocab_size, hidden),), is_of_vocabulary=True)]
-    vectors = [Vector("final_norm", f"{_NAMES('final_norm')}.weight", (hidden,))]
+    names, hidden = _GGUF if is_gguf else _HUGGING_FACE, config.hidden_size
+    matrices = [Matrix("embedding", (linear(names("embedding"), config.vocab_size, hidden),), is_of_vocabulary=True)]
+    vectors = [Vector("final_norm", f"{names('final_norm')}.weight", (hidden,))]
     for i in range(config.num_layers):
-        matrices += _attention(config, i)
+        matrices += [*_attention(config, names, i), *_heads(config, names, i)]
         norms = {"attention_norm": hidden, "mlp_norm": hidden, "latent_norm": config.latent_rank}
         if config.q_rank is not None:
             norms["q_norm"] = config.q_rank
-        vectors += [Vector(f"{i}.{word}", f"{_NAMES(word, i)}.weight", (size,)) for word, size in norms.items()]
+        vectors += [Vector(f"{i}.{word}", f"{names(word, i)}.weight", (size,)) for word, size in norms.items()]
         if i < config.first_sparse_layer:
-            matrices += _mlp(f"{i}.shared", _NAMES("mlp", i), config.intermediate_size, hidden)
+            stem = f"blk.{i}.ffn_{{}}" if is_gguf else f"model.layers.{i}.mlp.{{}}_proj"
+            matrices += _mlp(f"{i}.shared", stem, config.intermediate_size, hidden)
             continue
-        matrices.append(Matrix(f"{i}.router", (linear(_NAMES("router", i), config.num_experts, hidden),), dtype="f32"))
+        matrices += [*_routed(config, names, i, is_gguf), *_shared(config, i, is_gguf)]
         if config.is_v3:
-            name = f"{_NAMES('router', i)}.e_score_correction_bias"
+            name = f"blk.{i}.exp_probs_b.bias" if is_gguf else f"{names('router', i)}.e_score_correction_bias"
             vectors.append(Vector(f"{i}.correction", name, (config.num_experts,)))
-        for expert in range(config.num_experts):
-            matrices += _mlp(f"{i}.{expert}", f"{_NAMES('experts', i)}.{expert}", config.expert_size, hidden)
-        if config.num_shared:
-            matrices += _mlp(f"{i}.shared", _NAMES("shared", i), config.num_shared * config.expert_size, hidden)
     if not config.tie_word_embeddings:
-        matrices.append(Matrix("head", (linear(_NAMES("head"), config.vocab_size, hidden),), is_of_vocabulary=True))
+        matrices.append(Matrix("head", (linear(names("head"), config.vocab_size, hidden),), is_of_vocabulary=True))
     predictor = f"model.layers.{config.num_layers}."  # of several tokens at once (V3)
     return Parts(
         tuple(matrices),
         tuple(vectors),
-        frozenset({f"{_NAMES('head')}.weight"}),
+        frozenset({f"{names('head')}.weight"}),
         (".rotary_emb.inv_freq",),
         (predictor,),
     )
 
 
 def _mlp(key: str, stem: str, inner: int, hidden: int) -> list[Matrix]:
-    gate_up = (linear(f"{stem}.gate_proj", inner, hidden), linear(f"{stem}.up_proj", inner, hidden))
-    return [Matrix(f"{key}.gate_up", gate_up), Matrix(f"{key}.down", (linear(f"{stem}.down_proj", hidden, inner),))]
+    """stem has {} where gate, up or down stands."""
+    gate_up = (linear(stem.format("gate"), inner, hidden), linear(stem.format("up"), inner, hidden))
+    return [Matrix(f"{key}.gate_up", gate_up), Matrix(f"{key}.down", (linear(stem.format("down"), hidden, inner),))]
 
 
-def _attention(config: DeepseekConfig, i: int) -> list[Matrix]:
-    hidden, heads, rank = config.hidden_size, config.num_heads, config.latent_rank
-    plain, values, rope = config.plain_dim, config.value_dim, config.rope_dim
-    q_size, own = heads * (plain + rope), plain + values  # rows of a head in the matrix that makes K and V
-    q = _Turning(heads, plain, rope) if config.is_interleaved else None
+def _routed(config: DeepseekConfig, names: Names, i: int, is_gguf: bool) -> list[Matrix]:
+    count, inner, hidden = config.num_experts, config.expert_size, config.hidden_size
+    found = [Matrix(f"{i}.router", (linear(names("router", i), count, hidden),), dtype="f32")]
+    for expert in range(count):
+        if not is_gguf:
+            stem = f"{names('experts', i)}.{expert}.{{}}_proj"
+            found += _mlp(f"{i}.{expert}", stem, inner, hidden)
+            continue
+        shape, turned = (count, inner, hidden), (count, hidden, inner)
+        gate_up = tuple(expert_linear(f"blk.{i}.ffn_{word}_exps.weight", shape, expert) for word in ("gate", "up"))
+        down = expert_linear(f"blk.{i}.ffn_down_exps.weight", turned, expert)
+        found += [Matrix(f"{i}.{expert}.gate_up", gate_up), Matrix(f"{i}.{expert}.down", (down,))]
+    return found
+
+
+def _shared(config: DeepseekConfig, i: int, is_gguf: bool) -> list[Matrix]:
+    if not config.num_shared:
+        return []
+    stem = f"blk.{i}.ffn_{{}}_shexp" if is_gguf else f"model.layers.{i}.mlp.shared_experts.{{}}_proj"
+    return _mlp(f"{i}.shared", stem, config.num_shared * config.expert_size, config.hidden_size)
+
+
+def _attention(config: DeepseekConfig, names: Names, i: int) -> list[Matrix]:
+    hidden, rank, rope = config.hidden_size, config.latent_rank, config.rope_dim
+    q_size = config.num_heads * (config.plain_dim + rope)
+    q = _Turning(config.num_heads, config.plain_dim, rope) if config.is_interleaved else None
     shared_key = _Turning(1, rank, rope) if config.is_interleaved else None
     found = []
     if config.q_rank is None:
-        found.append(Matrix(f"{i}.q", (_changed(linear(_NAMES("q", i), q_size, hidden), q),)))
+        found.append(Matrix(f"{i}.q", (_changed(linear(names("q", i), q_size, hidden), q),)))
     else:
-        found.append(Matrix(f"{i}.q_down", (linear(_NAMES("q_down", i), config.q_rank, hidden),)))
-        found.append(Matrix(f"{i}.q", (_changed(linear(_NAMES("q_up", i), q_size, config.q_rank), q),)))
-    down = linear(_NAMES("latent_down", i), rank + rope, hidden)
+        found.append(Matrix(f"{i}.q_down", (linear(names("q_down", i), config.q_rank, hidden),)))
+        found.append(Matrix(f"{i}.q", (_changed(linear(names("q_up", i), q_size, config.q_rank), q),)))
+    down = linear(names("latent_down", i), rank + rope, hidden)
     found.append(Matrix(f"{i}.latent_down", (_changed(down, shared_key),)))
-    tensor, shape = f"{_NAMES('latent_up', i)}.weight", (heads * own, rank)
+    found.append(Matrix(f"{i}.output", (linear(names("output", i), hidden, config.num_heads * config.value_dim),)))
+    return found
+
+
+def _heads(config: DeepseekConfig, names: Names, i: int) -> list[Matrix]:
+    """Head by head, the way into the latent (which is K's matrix, turned) and the way out of it (V's)."""
+    heads, rank, plain, values = config.num_heads, config.latent_rank, config.plain_dim, config.value_dim
+    own = plain + values  # rows of a head where the matrices of K and V are one
+    found = []
     for head in range(heads):
-        k, v = (head * own, head * own + plain), (head * own + plain, (head + 1) * own)
-        found.append(Matrix(f"{i}.{head}.into_latent", (Rows(tensor, shape, part=k, change=_turned),)))
-        found.append(Matrix(f"{i}.{head}.out_of_latent", (Rows(tensor, shape, part=v),)))
-    found.append(Matrix(f"{i}.output", (linear(_NAMES("output", i), hidden, heads * values),)))
+        if config.is_split:
+            into = expert_linear(f"{names('latent_k', i)}.weight", (heads, rank, plain), head)
+            out = expert_linear(f"{names('latent_v', i)}.weight", (heads, values, rank), head)
+        else:
+            tensor, shape, start = f"{names('latent_up', i)}.weight", (heads * own, rank), head * own
+            into = Rows(tensor, shape, part=(start, start + plain), change=_turned)
+            out = Rows(tensor, shape, part=(start + plain, start + own))
+        found += [Matrix(f"{i}.{head}.into_latent", (into,)), Matrix(f"{i}.{head}.out_of_latent", (out,))]
     return found
 
 

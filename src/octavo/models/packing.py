@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from octavo.errors import MemoryBudgetError
 from octavo.kernels.ops import F32, U8, Ops, PackedLinear
-from octavo.models.parts import Matrix, Parts, Rows, part_shape
+from octavo.models.parts import Matrix, Parts, Rows, Vector, part_shape
 from octavo.models.tensor_file import TensorFile
 
 Progress = Callable[[int, int], None]  # bytes of the file that are done, bytes in all
@@ -77,11 +77,7 @@ def pack_parts(source: WeightSource, ops: Ops, weights_dtype: str, progress: Pro
             done_bytes += sum(_share_of_file(file, rows) for rows in matrix.rows)
             if progress is not None:
                 progress(min(int(done_bytes), total_bytes), total_bytes)
-        vectors = {
-            vector.key: read_tensor(file, vector.tensor) + np.float32(vector.added)
-            for vector in parts.vectors
-            if vector.tensor in file.tensors
-        }
+        vectors = {vector.key: _read_vector(file, vector) for vector in parts.vectors if vector.tensor in file.tensors}
     except MemoryError as error:
         raise MemoryBudgetError(
             f"there is not enough memory for the weights of {file.path} ({total_bytes} bytes as stored); free some, or "
@@ -90,6 +86,14 @@ def pack_parts(source: WeightSource, ops: Ops, weights_dtype: str, progress: Pro
     if progress is not None:
         progress(total_bytes, total_bytes)
     return Packed(matrices, vectors)
+
+
+def _read_vector(file: TensorFile, vector: Vector) -> F32:
+    values = read_tensor(file, vector.tensor)
+    if vector.added:
+        with np.errstate(invalid="ignore"):  # a damaged file may hold signalling NaNs
+            values += np.float32(vector.added)
+    return values
 
 
 def dtype_of(matrix: Matrix, weights_dtype: str) -> str:
