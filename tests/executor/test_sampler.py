@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SampledToken, SampleSpec
-from octavo.executor import sampler
-from octavo.executor.sampler import SampleFailure, sample
+from octavo.executor.random_stream import DRAW_KEY, uniform
+from octavo.executor.sampler import OpsSampler, SampleFailure
+from octavo.kernels.draw import invert
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32
+from octavo.kernels.reference import ReferenceOps
 
+SAMPLERS = (OpsSampler(ReferenceOps()), OpsSampler(NativeOps(1)))
 LOGITS = np.array([2.0, -1.0, 0.5, 3.0, 0.0, 1.0, -3.0, 2.5], np.float32)
 
 
@@ -25,6 +29,13 @@ def spec(seed: int = 0, position: int = 0, **fields: Any) -> SampleSpec:
         if name in fields
     }
     return SampleSpec(SamplingParams(**fields), seed, position, **own)
+
+
+def sample(logits: F32, specs: list[SampleSpec]) -> list[SampledToken | SampleFailure]:
+    """By the native operations, which must do what the numpy definition does."""
+    by_numpy, native = (sampler(logits, specs) for sampler in SAMPLERS)
+    assert by_numpy == native
+    return native
 
 
 def draw(logits: F32, one: SampleSpec) -> SampledToken:
@@ -142,16 +153,17 @@ def test_a_long_flat_tail_is_kept_as_far_as_it_was_asked_for(fields: dict[str, A
     assert limit * 0.9 < found.max() < limit
 
 
-@pytest.mark.parametrize("fields", [{}, {"min_p": 1e-6}])
-def test_the_largest_random_number_draws_the_last_possible_token(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums in another order round differently: that must not lead past the end, to tokens of probability 0."""
-    monkeypatch.setattr(sampler, "uniform", lambda seed, position: 1.0 - 2.0**-53)
+def test_the_largest_random_number_draws_the_last_possible_token() -> None:
+    """A product that is rounded up must not lead past the end, to tokens of probability 0."""
     for seed in range(100):
-        logits = np.log(np.random.default_rng(seed).random(700, np.float32) + 0.1)
-        logits[600:] = -1000.0
-        assert draw(logits, spec(**fields)).token_id == 599
+        weights = np.floor(np.random.default_rng(seed).random(700) * 2.0**32)
+        weights[600:] = 0.0
+        assert invert(weights, 1.0 - 2.0**-53) == 599
+
+
+def test_the_numbers_are_those_of_the_stream() -> None:
+    for seed, position in ((0, 0), (-3, 9), (2**63, 2**20)):
+        assert ReferenceOps().uniform_numbers([seed], [position], DRAW_KEY)[0] == uniform(seed, position)
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:

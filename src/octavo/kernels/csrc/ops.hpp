@@ -13,6 +13,8 @@ void silu_mul(ThreadPool& pool, const float* gate_up, int num_rows, int width, f
 void rope_write(ThreadPool& pool, const RopeWriteArgs& args);
 size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads);
 void paged_attention(ThreadPool& pool, const AttentionArgs& args);
+size_t draw_scratch_bytes(int vocab_size, int num_threads);
+void draw(ThreadPool& pool, const DrawArgs& args);
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

@@ -9,7 +9,7 @@ namespace OCTAVO_ISA {
 extern const KernelTable kTable;
 const KernelTable kTable = {OCTAVO_STRING(OCTAVO_ISA), linear_scratch_bytes, linear,     embedding,
                             rms_norm,                  silu_mul,             rope_write, attention_scratch_bytes,
-                            paged_attention};
+                            paged_attention,           draw_scratch_bytes,   draw};
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo
