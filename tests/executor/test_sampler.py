@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SampledToken, SampleSpec
 from octavo.executor.random_stream import DRAW_KEY, uniform
-from octavo.executor.sampler import OpsSampler, SampleFailure
+from octavo.executor.sampler import OpsSampler, SampleFailure, change_logits
 from octavo.kernels.draw import invert
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32
@@ -226,6 +227,32 @@ def test_presence_and_frequency_penalties_read_the_output_only() -> None:
     assert greedy(LOGITS, frequency_penalty=0.3, output_token_ids=(3,)) == 3  # 2.7
     assert greedy(LOGITS, frequency_penalty=0.3, output_token_ids=(3, 3)) == 7  # 2.4
     assert greedy(LOGITS, presence_penalty=-2.0, output_token_ids=(7,)) == 7  # 4.5
+
+
+@given(
+    st.lists(st.integers(0, 7), max_size=20),
+    st.lists(st.integers(0, 7), max_size=20),
+    st.sampled_from([1.0, 1.3, 0.5]),
+    st.sampled_from([0.0, 0.7, -0.3]),
+    st.sampled_from([0.0, 0.4, -2.0]),
+)
+@settings(deadline=None)
+def test_penalties_are_those_of_each_token_by_itself(
+    prompt: list[int], output: list[int], repetition: float, frequency: float, presence: float
+) -> None:
+    """Whatever the order, and however often an id is there; a snapshot is an array or a tuple."""
+    fields = {"repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence}
+    expected = LOGITS.copy()
+    for token_id in range(8):
+        if repetition != 1.0 and token_id in prompt + output:
+            value, factor = expected[token_id], np.float32(repetition)
+            expected[token_id] = value / factor if value > 0 else value * factor
+        if token_id in output:
+            expected[token_id] -= np.float32(frequency) * np.float32(output.count(token_id))
+            expected[token_id] -= np.float32(presence)
+    for kind in (tuple, lambda ids: array("I", ids)):
+        one = spec(prompt_token_ids=kind(prompt), output_token_ids=kind(output), **fields)
+        assert change_logits(LOGITS, one).tobytes() == expected.tobytes()
 
 
 def test_banned_tokens_are_never_drawn_even_with_a_bias() -> None:

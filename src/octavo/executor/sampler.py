@@ -136,14 +136,17 @@ def change_logits(row: F32, spec: SampleSpec) -> F32:
 def _penalise(changed: F32, spec: SampleSpec) -> None:
     """Repetition looks at prompt and output, frequency and presence at the output only."""
     params = spec.params
-    output_ids, counts = np.unique(np.array(spec.output_token_ids, np.int64), return_counts=True)
+    # An id may be there many times: what is assigned for it is then the same many times, and nobody needs to sort.
+    output_ids = np.asarray(spec.output_token_ids, np.int64)
     if params.repetition_penalty != 1.0:
-        seen = np.union1d(np.array(spec.prompt_token_ids, np.int64), output_ids)
+        seen = np.concatenate([np.asarray(spec.prompt_token_ids, np.int64), output_ids])
         values, factor = changed[seen], np.float32(params.repetition_penalty)
         with np.errstate(over="ignore"):  # an overflow is found by the caller's check
             changed[seen] = np.where(values > 0, values / factor, values * factor)
-    changed[output_ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
-    changed[output_ids] -= np.float32(params.presence_penalty)
+    values = changed[output_ids]
+    if params.frequency_penalty != 0.0 and len(output_ids):
+        values -= np.float32(params.frequency_penalty) * np.bincount(output_ids)[output_ids].astype(np.float32)
+    changed[output_ids] = values - np.float32(params.presence_penalty)
 
 
 def most_likely(values: F32, count: int) -> I64:
