@@ -64,7 +64,7 @@ def test_penalties_alone_need_the_text(name: str) -> None:
     penalised.take_token(4, 100)
     spec = penalised.sample_spec()
     assert (list(spec.prompt_token_ids), list(spec.output_token_ids)) == ([1, 2, 3], [4])
-    request.token_ids.append(5)
+    penalised.token_ids.append(5)
     assert list(spec.output_token_ids) == [4]  # a snapshot
 
 
