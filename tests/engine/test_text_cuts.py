@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,19 @@ def test_an_unknown_character_is_not_cut_off_from_what_its_token_merges_with() -
     tokenizer = small_sentence_piece("\u2581", "a", "<unk>\u2581")
     assert tokenizer.encode("az a") == tokenizer.encode("az a", namespace="n")
     assert_same(tokenizer, "az az zz a")
+
+
+def found_by(expression: str) -> set[str]:
+    """The characters that the encoder's own regular expressions find, of all planes that have letters."""
+    every = "".join(chr(code) for code in (*range(0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)))
+    cut = tokenizers_library.pre_tokenizers.Split(tokenizers_library.Regex(expression), "removed", invert=True)
+    return {letter for piece, _ in cut.pre_tokenize_str(every) for letter in piece}
+
+
+def test_the_encoder_knows_letters_and_white_space_as_the_edges_do() -> None:
+    spaces, letters_here = found_by(r"\s"), found_by(r"\p{L}")
+    assert {" ", "\n", "\u3000"} <= spaces
+    assert all(letter.isspace() for letter in spaces)
+    behind = re.compile("[\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5A-Za-z]")
+    assert {chr(code) for code in range(0x20000) if behind.match(chr(code))} <= letters_here
+    assert not found_by(r"[\p{L}\p{N}\p{M}\s]") & set(_FULL_STOPS)
