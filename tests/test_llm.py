@@ -14,6 +14,7 @@ import pytest
 
 import octavo
 from octavo import LLM, Completion, ExecutorConfig, SamplingParams, SchedulerOptions
+from octavo.cli.loading import OpenModel
 from octavo.core.step import StepPlan, StepResult
 from octavo.errors import (
     CapacityError,
@@ -218,6 +219,27 @@ def test_chat_renders_the_models_template(llm: LLM) -> None:
 def one_again(llm: LLM, text: str) -> Completion:
     llm.model.core.reset_prefix_cache()
     return one(llm, llm.model.tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_a_talk_that_goes_on_is_encoded_from_where_it_is_new(llm: LLM) -> None:
+    """In Python and in `octavo chat`: what a turn encodes does not grow with the talk."""
+    tokenizer, template = llm.model.tokenizer, llm.model.chat_template
+    assert template is not None
+    opened, talk, each = OpenModel("tiny", llm.model), [], []
+    for number in range(100):
+        talk.append({"role": "user", "content": f"the quick brown fox {number}"})
+        before = tokenizer.encoding_counts
+        ids = opened.encode_chat(talk)
+        after = tokenizer.encoding_counts
+        assert ids == tokenizer.encode(template.render(talk), add_special_tokens=False)
+        each.append(after.encoded_characters - before.encoded_characters)
+        talk.append({"role": "assistant", "content": f"a cache keeps what was computed {number}"})
+    assert max(each[1:]) < 3 * max(each[:10])
+    assert sum(each) < 2 * len(template.render(talk))
+    (done,) = llm.chat(talk[:3], GREEDY)
+    before = tokenizer.encoding_counts
+    assert llm.chat(talk[:3], GREEDY)[0].token_ids == done.token_ids
+    assert tokenizer.encoding_counts.encoded_characters == before.encoded_characters
 
 
 def test_a_model_without_a_template_cannot_chat(tmp_path: Path) -> None:

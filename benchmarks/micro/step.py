@@ -24,8 +24,8 @@ from octavo.core.step import Row, SampleSpec, StepPlan
 from octavo.executor.batch import build_batch
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32
-from octavo.kernels.reference import ReferenceOps
 
 VOCAB_SIZE = 49_152
 NUM_BLOCKS = 6_400
@@ -34,6 +34,7 @@ SAMPLING = {
     "temperature 1": SamplingParams(),
     "top_p 0.9": SamplingParams(top_p=0.9),
     "top_k 40": SamplingParams(top_k=40),
+    "penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1),
 }
 
 
@@ -80,7 +81,7 @@ def main() -> None:
     storage = KVStorage(spec, NUM_BLOCKS)
     results = []
     for num_rows in (1, 8, 64):
-        executor = ModelExecutor(InstantModel(num_rows), ReferenceOps(), storage)
+        executor = ModelExecutor(InstantModel(num_rows), NativeOps(1), storage)
         greedy_rows = decode_rows(num_rows, arguments.table_blocks, SAMPLING["greedy"])
         result = {"rows": num_rows, "batch": median_us(lambda: build_batch(greedy_rows, 16), arguments.repeats)}  # noqa: B023
         for name, params in SAMPLING.items():

@@ -283,7 +283,10 @@ class LLM:
 
     def _encode(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
         tokenizer = self.model.tokenizer
-        return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in _each(prompts)]
+        return [
+            tokenizer.encode(prompt, namespace="") if isinstance(prompt, str) else list(prompt)
+            for prompt in _each(prompts)
+        ]
 
     def chat(
         self,
@@ -299,7 +302,7 @@ class LLM:
             raise ConfigError(f"{self.model.name}: {why}; or use generate() with a prompt in its own form")
         talks: list[Any] = list(messages) if messages and not isinstance(messages[0], dict) else [messages]
         texts = [template.render(list(talk), add_generation_prompt=True) for talk in talks]
-        ids = [self.model.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        ids = [self.model.tokenizer.encode(text, add_special_tokens=False, namespace="") for text in texts]
         return self._run(ids, params, on_step)
 
     def _each_params(self, params: Params, count: int) -> Sequence[SamplingParams]:

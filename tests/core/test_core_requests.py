@@ -63,7 +63,9 @@ def test_penalties_alone_need_the_text(name: str) -> None:
     penalised = request_of(SamplingParams(max_tokens=9, **{name: 1.5}))
     penalised.take_token(4, 100)
     spec = penalised.sample_spec()
-    assert (spec.prompt_token_ids, spec.output_token_ids) == ((1, 2, 3), (4,))
+    assert (list(spec.prompt_token_ids), list(spec.output_token_ids)) == ([1, 2, 3], [4])
+    penalised.token_ids.append(5)
+    assert list(spec.output_token_ids) == [4]  # a snapshot
 
 
 @pytest.mark.parametrize(

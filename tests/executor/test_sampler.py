@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SampledToken, SampleSpec
-from octavo.executor import sampler
-from octavo.executor.sampler import SampleFailure, sample
+from octavo.executor.random_stream import DRAW_KEY, uniform
+from octavo.executor.sampler import OpsSampler, SampleFailure, change_logits
+from octavo.kernels.draw import invert
+from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32
+from octavo.kernels.reference import ReferenceOps
 
+SAMPLERS = (OpsSampler(ReferenceOps()), OpsSampler(NativeOps(1)))
 LOGITS = np.array([2.0, -1.0, 0.5, 3.0, 0.0, 1.0, -3.0, 2.5], np.float32)
 
 
@@ -25,6 +30,13 @@ def spec(seed: int = 0, position: int = 0, **fields: Any) -> SampleSpec:
         if name in fields
     }
     return SampleSpec(SamplingParams(**fields), seed, position, **own)
+
+
+def sample(logits: F32, specs: list[SampleSpec]) -> list[SampledToken | SampleFailure]:
+    """By the native operations, which must do what the numpy definition does."""
+    by_numpy, native = (sampler(logits, specs) for sampler in SAMPLERS)
+    assert by_numpy == native
+    return native
 
 
 def draw(logits: F32, one: SampleSpec) -> SampledToken:
@@ -142,16 +154,17 @@ def test_a_long_flat_tail_is_kept_as_far_as_it_was_asked_for(fields: dict[str, A
     assert limit * 0.9 < found.max() < limit
 
 
-@pytest.mark.parametrize("fields", [{}, {"min_p": 1e-6}])
-def test_the_largest_random_number_draws_the_last_possible_token(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums in another order round differently: that must not lead past the end, to tokens of probability 0."""
-    monkeypatch.setattr(sampler, "uniform", lambda seed, position: 1.0 - 2.0**-53)
+def test_the_largest_random_number_draws_the_last_possible_token() -> None:
+    """A product that is rounded up must not lead past the end, to tokens of probability 0."""
     for seed in range(100):
-        logits = np.log(np.random.default_rng(seed).random(700, np.float32) + 0.1)
-        logits[600:] = -1000.0
-        assert draw(logits, spec(**fields)).token_id == 599
+        weights = np.floor(np.random.default_rng(seed).random(700) * 2.0**32)
+        weights[600:] = 0.0
+        assert invert(weights, 1.0 - 2.0**-53) == 599
+
+
+def test_the_numbers_are_those_of_the_stream() -> None:
+    for seed, position in ((0, 0), (-3, 9), (2**63, 2**20)):
+        assert ReferenceOps().uniform_numbers([seed], [position], DRAW_KEY)[0] == uniform(seed, position)
 
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
@@ -214,6 +227,32 @@ def test_presence_and_frequency_penalties_read_the_output_only() -> None:
     assert greedy(LOGITS, frequency_penalty=0.3, output_token_ids=(3,)) == 3  # 2.7
     assert greedy(LOGITS, frequency_penalty=0.3, output_token_ids=(3, 3)) == 7  # 2.4
     assert greedy(LOGITS, presence_penalty=-2.0, output_token_ids=(7,)) == 7  # 4.5
+
+
+@given(
+    st.lists(st.integers(0, 7), max_size=20),
+    st.lists(st.integers(0, 7), max_size=20),
+    st.sampled_from([1.0, 1.3, 0.5]),
+    st.sampled_from([0.0, 0.7, -0.3]),
+    st.sampled_from([0.0, 0.4, -2.0]),
+)
+@settings(deadline=None)
+def test_penalties_are_those_of_each_token_by_itself(
+    prompt: list[int], output: list[int], repetition: float, frequency: float, presence: float
+) -> None:
+    """Whatever the order, and however often an id is there; a snapshot is an array or a tuple."""
+    fields = {"repetition_penalty": repetition, "frequency_penalty": frequency, "presence_penalty": presence}
+    expected = LOGITS.copy()
+    for token_id in range(8):
+        if repetition != 1.0 and token_id in prompt + output:
+            value, factor = expected[token_id], np.float32(repetition)
+            expected[token_id] = value / factor if value > 0 else value * factor
+        if token_id in output:
+            expected[token_id] -= np.float32(frequency) * np.float32(output.count(token_id))
+            expected[token_id] -= np.float32(presence)
+    for kind in (tuple, lambda ids: array("I", ids)):
+        one = spec(prompt_token_ids=kind(prompt), output_token_ids=kind(output), **fields)
+        assert change_logits(LOGITS, one).tobytes() == expected.tobytes()
 
 
 def test_banned_tokens_are_never_drawn_even_with_a_bias() -> None:

@@ -93,6 +93,19 @@ def test_gemma_from_a_directory(lines: list[str], gemma_path: Path, tmp_path: Pa
     assert_same(Tokenizer.from_directory(tmp_path), reference(tmp_path), lines)
 
 
+@pytest.mark.parametrize("model", ["smollm2", "gemma"])
+def test_cutting_texts_changes_no_token(model: str, lines: list[str], smollm2_path: Path, gemma_path: Path) -> None:
+    """Lines as the messages of a talk, and as one long text."""
+    ours = Tokenizer.from_gguf_metadata(GgufFile(smollm2_path if model == "smollm2" else gemma_path).metadata)
+    turns = "<|im_end|>\n<|im_start|>user\n" if model == "smollm2" else "<end_of_turn>\n<start_of_turn>user\n"
+    for start in range(0, len(lines), 100):
+        some = lines[start : start + 100]
+        for text in ("".join(some), turns.join(some)):
+            whole = ours.encode(text)
+            for _ in range(2):
+                assert ours.encode(text, namespace="") == whole
+
+
 def test_gemmas_base_model_has_no_template_and_says_so(gemma_path: Path) -> None:
     source = GgufFile(gemma_path).metadata.get("tokenizer.chat_template")
     with pytest.raises(ModelError, match="no chat template"):

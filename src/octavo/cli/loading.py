@@ -66,7 +66,7 @@ class OpenModel:
         return self.loaded.chat_template
 
     def encode(self, text: str) -> list[int]:
-        return self.loaded.tokenizer.encode(text)
+        return self.loaded.tokenizer.encode(text, namespace="")
 
     def encode_question(self, text: str) -> list[int]:
         return self.encode_chat([{"role": "user", "content": text}])
@@ -74,7 +74,7 @@ class OpenModel:
     def encode_chat(self, messages: list[dict[str, object]]) -> list[int]:
         """The template writes the special tokens itself."""
         text = self.require_chat_template().render(messages, add_generation_prompt=True)
-        return self.loaded.tokenizer.encode(text, add_special_tokens=False)
+        return self.loaded.tokenizer.encode(text, add_special_tokens=False, namespace="")
 
     def sampling_params(
         self, values: Mapping[str, Any], num_prompt_tokens: int, max_tokens: int | None = None

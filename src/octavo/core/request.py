@@ -185,8 +185,9 @@ class Request:
         num_candidates = 0 if group is None else group.num_candidates
         if not self.needs_token_history:
             return SampleSpec(self.params, self.seed, position, banned, (), (), num_candidates)
-        prompt = tuple(self.token_ids[: self.num_prompt_tokens])
-        return SampleSpec(self.params, self.seed, position, banned, prompt, self.output_token_ids, num_candidates)
+        # Slices of an array are copies, and cheap ones: these are made in every step.
+        prompt, output = self.token_ids[: self.num_prompt_tokens], self.token_ids[self.num_prompt_tokens :]
+        return SampleSpec(self.params, self.seed, position, banned, prompt, output, num_candidates)
 
     def prompt_scores(self, start: int, end: int) -> PromptScores | None:
         """What a row of positions [start, end) has to tell about the prompt."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -31,8 +32,8 @@ class SampleSpec:
     seed: int  # the request's, or the one that the engine chose
     position: int  # index of the token to draw, counted from the first output token
     banned_token_ids: tuple[int, ...] = ()  # stop tokens, while fewer than min_tokens are drawn
-    prompt_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
-    output_token_ids: tuple[int, ...] = ()  # filled only where a penalty reads them
+    prompt_token_ids: Sequence[int] = ()  # filled only where a penalty reads them: a snapshot
+    output_token_ids: Sequence[int] = ()  # filled only where a penalty reads them: a snapshot
     num_candidates: int = 0  # above 0: draw nothing, give that many of the most likely tokens
 
 

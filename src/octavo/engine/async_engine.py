@@ -203,8 +203,10 @@ class AsyncEngine:
             raise EngineStoppedError(f"the engine takes no requests: {self.reason}")
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return await self.with_text(len(text), lambda: self.tokenizer.encode(text, add_special_tokens))
+    async def encode(self, text: str, *, add_special_tokens: bool = True, namespace: str | None = None) -> list[int]:
+        """As `Tokenizer.encode`."""
+        encode = self.tokenizer.encode
+        return await self.with_text(len(text), lambda: encode(text, add_special_tokens, namespace=namespace))
 
     async def shutdown(self, timeout_s: float, reason: str = "it is shutting down") -> int:
         """Takes no more requests, lets the open ones end within `timeout_s`, aborts the rest; how many were aborted."""

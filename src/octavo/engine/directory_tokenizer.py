@@ -14,7 +14,8 @@ from typing import cast
 
 from tokenizers import AddedToken, Tokenizer
 
-from octavo.engine.gguf_tokenizer import set_surrounding
+from octavo.engine.gguf_tokenizer import KNOWN_SPLITS, set_surrounding
+from octavo.engine.text_cuts import TextCuts
 from octavo.engine.token_spelling import SpellingKind, TokenSpelling
 from octavo.engine.tokenizer import TokenizerParts
 from octavo.errors import ModelError
@@ -46,6 +47,7 @@ def read_directory(path: Path) -> TokenizerParts:
         None if bos is None else bos[1],
         () if eos is None else (eos[1],),
         {name: text for name in NAMED_TOKENS if (text := _text_of(settings.get(name))) is not None},
+        TextCuts(encoder, KNOWN_SPLITS),
     )
 
 

@@ -12,6 +12,7 @@ from typing import cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from octavo.engine.text_cuts import TextCuts
 from octavo.engine.token_spelling import SPACE_MARK, SpellingKind, TokenSpelling, byte_alphabet
 from octavo.engine.tokenizer import TokenizerParts
 from octavo.errors import ModelError
@@ -29,6 +30,8 @@ TEKKEN_SPLIT = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+KNOWN_SPLITS = frozenset({LLAMA3_SPLIT, QWEN2_SPLIT, TEKKEN_SPLIT})
 
 NAMED_TOKENS = {
     "bos_token": "bos_token_id",
@@ -71,7 +74,7 @@ def read_metadata(metadata: Mapping[str, object]) -> TokenizerParts:
     set_surrounding(encoder, [(tokens[i], i) for i in before], [(tokens[i], i) for i in after])
     named = {name: _token_id(metadata, key, len(tokens)) for name, key in NAMED_TOKENS.items()}
     special = {name: tokens[token_id] for name, token_id in named.items() if token_id is not None}
-    return TokenizerParts(encoder, spelling, bos, eos, special)
+    return TokenizerParts(encoder, spelling, bos, eos, special, TextCuts(encoder, KNOWN_SPLITS))
 
 
 def set_surrounding(encoder: Tokenizer, before: list[tuple[str, int]], after: list[tuple[str, int]]) -> None:

@@ -1,24 +1,29 @@
 """Text to token ids and back, for a model directory or the metadata of a GGUF file.
 
-Encoding is the `tokenizers` library's; decoding goes through the bytes of tokens, so that streamed and whole text are
-the same. It does not know chat templates, sampling or the model's own list of end tokens.
+Encoding is the `tokenizers` library's, of the parts of a text that were not encoded before; decoding goes through the
+bytes of tokens, so that streamed and whole text are the same. It does not know chat templates, sampling or the model's
+own list of end tokens.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
+from octavo.engine.encoding_cache import EncodingCache, Part
 from octavo.engine.token_spelling import TokenSpelling, spelled_bytes
 from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from octavo.engine.text_cuts import TextCuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,22 @@ class TokenizerParts:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     special_tokens: Mapping[str, str]  # bos_token, eos_token ... -> text, as chat templates name them
+    cuts: TextCuts
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingCounts:
+    """Since the tokenizer was made: the characters of all texts, and of the parts that were really encoded."""
+
+    characters: int = 0
+    encoded_characters: int = 0
+    encoded_tokens: int = 0
 
 
 class Tokenizer:
     """One model's tokenizer. Every method may be called from any thread."""
 
-    def __init__(self, parts: TokenizerParts) -> None:
+    def __init__(self, parts: TokenizerParts, cache: EncodingCache | None = None) -> None:
         self.bos_token_id = parts.bos_token_id
         self.eos_token_ids = parts.eos_token_ids
         self.special_tokens = dict(parts.special_tokens)
@@ -43,6 +58,10 @@ class Tokenizer:
         self._encoder = parts.encoder
         # The library keeps "read special tokens in text" as a switch of the whole encoder, so encoding takes turns.
         self._encoding = threading.Lock()
+        self._cuts = parts.cuts
+        self._cache = EncodingCache() if cache is None else cache
+        self._surrounding = _surrounding(parts.encoder)
+        self._characters = self._encoded_characters = self._encoded_tokens = 0
         self._letters = parts.spelling.letters()
         self._bytes: dict[int, bytes] = {}
         added = parts.encoder.get_added_tokens_decoder()
@@ -77,17 +96,25 @@ class Tokenizer:
             settings["chat_template"] = chat_template
         (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
-    def encode(self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, namespace: str | None = None
+    ) -> list[int]:
         """Token ids of a text.
 
         add_special_tokens: put the tokens around it that the model expects (a begin token, where it has one).
         parse_special: a special token written out in the text becomes that token; without it, it is plain text.
+        namespace: parts of texts that came with the same one are not encoded again; None: encode the whole text, and
+        keep nothing of it. The ids are the same.
         Raises InvalidRequestError for text that is not valid Unicode.
         """
         try:
             with self._encoding:
                 self._encoder.encode_special_tokens = not parse_special
-                ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+                if namespace is None or self._surrounding is None:
+                    return self._encode_whole(text, add_special_tokens)
+                ids: list[int] = []
+                for part in self._cuts.parts(text, parse_special=parse_special):
+                    ids.extend(self._encode_part(Part(namespace, parse_special, part)))
         except (UnicodeEncodeError, TypeError):
             place = next((index for index, letter in enumerate(text) if 0xD800 <= ord(letter) <= 0xDFFF), None)
             if place is None:
@@ -96,6 +123,30 @@ class Tokenizer:
                 f"the text has half of a surrogate pair (U+{ord(text[place]):04X}) at character {place}, which is no "
                 f"character; send valid Unicode"
             ) from None
+        before, after = self._surrounding if add_special_tokens else ([], [])
+        return [*before, *ids, *after] if before or after else ids
+
+    @property
+    def encoding_counts(self) -> EncodingCounts:
+        return EncodingCounts(self._characters, self._encoded_characters, self._encoded_tokens)
+
+    def _encode_whole(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Called with the lock held."""
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
+        self._characters += len(text)
+        self._encoded_characters += len(text)
+        self._encoded_tokens += len(ids)
+        return ids
+
+    def _encode_part(self, part: Part) -> array[int]:
+        """Called with the lock held."""
+        ids = self._cache.find(part)
+        if ids is None:
+            ids = array("I", self._encoder.encode(part.text, add_special_tokens=False).ids)
+            self._cache.keep(part, ids)
+            self._encoded_characters += len(part.text)
+            self._encoded_tokens += len(ids)
+        self._characters += len(part.text)
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -138,3 +189,15 @@ class Tokenizer:
             return special.encode("utf-8")
         token = self._encoder.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         return b"" if token is None else spelled_bytes(token, self._letters)
+
+
+def _surrounding(encoder: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """The ids that special tokens put before and after every text; None where they depend on the text."""
+    text = "a"
+    inner = encoder.encode(text, add_special_tokens=False).ids
+    whole = encoder.encode(text, add_special_tokens=True).ids
+    edges = [at for at in range(len(whole) - len(inner) + 1) if whole[at : at + len(inner)] == inner]
+    if len(edges) != 1:
+        return None
+    before, after = whole[: edges[0]], whole[edges[0] + len(inner) :]
+    return (before, after) if encoder.encode("", add_special_tokens=True).ids == before + after else None

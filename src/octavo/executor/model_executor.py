@@ -12,7 +12,7 @@ from typing import Protocol
 from octavo.core.step import Row, SampledToken, SampleSpec, StepPlan, StepResult
 from octavo.executor.batch import build_batch, build_copies, is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
-from octavo.executor.sampler import SampleFailure, sample
+from octavo.executor.sampler import OpsSampler, SampleFailure
 from octavo.executor.scores import candidates, score_prompt
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 
@@ -38,11 +38,12 @@ class ForwardModel(Protocol):
 class ModelExecutor:
     """`core.step.Executor` on a real model."""
 
-    def __init__(self, model: ForwardModel, ops: Ops, kv_storage: KVStorage, sampler: Sampler = sample) -> None:
+    def __init__(self, model: ForwardModel, ops: Ops, kv_storage: KVStorage, sampler: Sampler | None = None) -> None:
+        """sampler: None is the operations' own."""
         self._model = model
         self._ops = ops
         self._kv_storage = kv_storage
-        self._sampler = sampler
+        self._sampler = OpsSampler(ops) if sampler is None else sampler
 
     def execute(self, plan: StepPlan) -> StepResult:
         if plan.copies:

@@ -2,11 +2,12 @@
 
 Order of operations, on a copy of the row: 1. log-probabilities that were asked for, from the raw logits;
 2. logit_bias; 3. repetition, frequency and presence penalties; 4. banned ids; 5. greedy: the highest logit, the lowest
-id among equals; otherwise 6. temperature, 7. min_p, 8. top_k, 9. top_p (of what top_k left, renormalised), 10. a draw
-by inverting the cumulative distribution with `random_stream.uniform(seed, position)`.
+id among equals; otherwise 6. temperature, 7. min_p, 8. top_k, 9. top_p (of what is left, renormalised), 10. a draw by
+inverting the cumulative distribution with `random_stream.uniform(seed, position)`.
 
-At the edge of top_k and top_p equal logits go by id, lowest first, so that exactly as many stay as were asked for.
-It does not know what a token means, when a request stops, or what else is in the batch.
+At the edge of top_k and top_p equal weights go by id, lowest first, so that exactly as many stay as were asked for.
+Steps 5 to 10 are `Ops.draw`, for all rows of a step in one call. This file does not know what a token means, when a
+request stops, or what else is in the batch.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ import numpy.typing as npt
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SampledToken, SampleSpec, TokenLogprob
-from octavo.executor.random_stream import uniform
-from octavo.kernels.ops import F32
+from octavo.executor.random_stream import DRAW_KEY
+from octavo.kernels.ops import F32, F64, I32, Ops
 
 I64 = npt.NDArray[np.int64]
 
-_LEAST_TEMPERATURE = 1e-30  # below it a float32 is 0; only equal logits can tell such temperatures apart
-_CHUNK = 256  # numbers to a partial sum of the cumulative distribution
-_LIKELY = np.float32(2.0**-10)  # weights looked at first, against a highest of 1: mostly all that top_k and top_p keep
+NO_LOGIT_LEFT = "no token may be drawn: every token is banned, or bias and penalties leave no finite logit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +35,56 @@ class SampleFailure:
     reason: str
 
 
-def sample(logits: F32, specs: Sequence[SampleSpec]) -> list[SampledToken | SampleFailure]:
-    """One token for each row of logits [len(specs), vocab_size], which are read only."""
-    assert len(logits) == len(specs)
-    return [_sample_row(row, spec) for row, spec in zip(logits, specs, strict=True)]
+class OpsSampler:
+    """`model_executor.Sampler` by the operations of the kernels."""
 
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
 
-def _sample_row(row: F32, spec: SampleSpec) -> SampledToken | SampleFailure:
-    failure = fault_of(row, spec)
-    if failure is not None:
-        return failure
-    best = int(row.argmax())  # the first of equals
-    params = spec.params
-    if params.is_greedy and not _changes_logits(spec):
-        return token_of(row, best, params.logprobs)
-    changed = change_logits(row, spec) if _changes_logits(spec) else row
-    best = int(changed.argmax())
-    if not np.isfinite(changed[best]):
-        return SampleFailure(
-            "no token may be drawn: every token is banned, or bias and penalties leave no finite logit"
-        )
-    token_id = best if params.is_greedy else _draw(changed, best, spec)
-    return token_of(row, token_id, params.logprobs)
+    def __call__(self, logits: F32, specs: Sequence[SampleSpec]) -> list[SampledToken | SampleFailure]:
+        """One token for each row of logits [len(specs), vocab_size], which are read only."""
+        assert len(logits) == len(specs)
+        if not specs:
+            return []
+        settings = self._settings(specs)
+        changing = [index for index, spec in enumerate(specs) if _changes_logits(spec)]
+        of_changed = settings[changing]
+        settings[changing] = 0.0  # these rows are only checked; what is drawn comes from the changed ones
+        found = self._draw(logits, np.arange(len(specs), dtype=np.int32), settings, must_be_finite=True).tolist()
+        tokens = [
+            _non_finite(row) if token_id < 0 else token_of(row, token_id, spec.params.logprobs)
+            for row, spec, token_id in zip(logits, specs, found, strict=True)
+        ]
+        for index, settled in zip(changing, of_changed, strict=True):
+            if found[index] >= 0:
+                tokens[index] = self._sample_changed(logits[index], specs[index], settled)
+        return tokens
+
+    def _sample_changed(self, row: F32, spec: SampleSpec, settings: F64) -> SampledToken | SampleFailure:
+        failure = _foreign_bias(row, spec)
+        if failure is not None:
+            return failure
+        changed = change_logits(row, spec)
+        (token_id,) = self._draw(changed[None], np.zeros(1, np.int32), settings[None], must_be_finite=False).tolist()
+        if token_id < 0:
+            return SampleFailure(NO_LOGIT_LEFT)
+        return token_of(row, token_id, spec.params.logprobs)
+
+    def _draw(self, logits: F32, rows: I32, settings: F64, *, must_be_finite: bool) -> I32:
+        out = np.empty(len(rows), np.int32)
+        self._ops.draw(logits, rows, settings, must_be_finite, out)
+        return out
+
+    def _settings(self, specs: Sequence[SampleSpec]) -> F64:
+        """[len(specs), 5], as `Ops.draw` takes them."""
+        settings = np.zeros((len(specs), 5))
+        drawing = [index for index, spec in enumerate(specs) if not spec.params.is_greedy]
+        if drawing:
+            chosen = [specs[index] for index in drawing]
+            settings[drawing, :4] = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in chosen)]
+            seeds, positions = [spec.seed for spec in chosen], [spec.position for spec in chosen]
+            settings[drawing, 4] = self._ops.uniform_numbers(seeds, positions, DRAW_KEY)
+        return settings
 
 
 def fault_of(row: F32, spec: SampleSpec | None = None) -> SampleFailure | None:
@@ -65,7 +92,11 @@ def fault_of(row: F32, spec: SampleSpec | None = None) -> SampleFailure | None:
     # A NaN is the highest for max, and the lowest for min.
     if not (np.isfinite(row.max()) and np.isfinite(row.min())):
         return _non_finite(row)
-    for token_id, _ in () if spec is None else spec.params.logit_bias:
+    return None if spec is None else _foreign_bias(row, spec)
+
+
+def _foreign_bias(row: F32, spec: SampleSpec) -> SampleFailure | None:
+    for token_id, _ in spec.params.logit_bias:
         if token_id >= len(row):
             return SampleFailure(
                 f"logit_bias names token {token_id}; the model's vocabulary has ids 0 to {len(row) - 1}"
@@ -105,72 +136,17 @@ def change_logits(row: F32, spec: SampleSpec) -> F32:
 def _penalise(changed: F32, spec: SampleSpec) -> None:
     """Repetition looks at prompt and output, frequency and presence at the output only."""
     params = spec.params
-    output_ids, counts = np.unique(np.array(spec.output_token_ids, np.int64), return_counts=True)
+    # An id may be there many times: what is assigned for it is then the same many times, and nobody needs to sort.
+    output_ids = np.asarray(spec.output_token_ids, np.int64)
     if params.repetition_penalty != 1.0:
-        seen = np.union1d(np.array(spec.prompt_token_ids, np.int64), output_ids)
+        seen = np.concatenate([np.asarray(spec.prompt_token_ids, np.int64), output_ids])
         values, factor = changed[seen], np.float32(params.repetition_penalty)
         with np.errstate(over="ignore"):  # an overflow is found by the caller's check
             changed[seen] = np.where(values > 0, values / factor, values * factor)
-    changed[output_ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
-    changed[output_ids] -= np.float32(params.presence_penalty)
-
-
-def _draw(logits: F32, best: int, spec: SampleSpec) -> int:
-    """Steps 6 to 10."""
-    params = spec.params
-    weights = logits - logits[best]  # [vocab_size], at most 0
-    with np.errstate(over="ignore", under="ignore"):  # a weight of 0 is what an unlikely token has
-        if params.temperature != 1.0:
-            weights /= np.float32(max(params.temperature, _LEAST_TEMPERATURE))
-        np.exp(weights, out=weights)  # in proportion to the probabilities; the highest is 1
-    ids: I64 | None = None  # of the tokens that are left, ascending; None: all
-    if params.min_p > 0.0:
-        ids = np.flatnonzero(weights >= np.float32(params.min_p))
-        weights = weights[ids]
-    if 0 < params.top_k < len(weights) or params.top_p < 1.0:
-        kept = _truncate(weights, params.top_k, params.top_p)
-        ids = kept if ids is None else ids[kept]
-        weights = weights[kept]
-    index = _invert(weights, uniform(spec.seed, spec.position))
-    return index if ids is None else int(ids[index])
-
-
-def _truncate(weights: F32, top_k: int, top_p: float) -> I64:
-    """Indices, ascending, of the weights that top_k and then top_p leave."""
-    if 0 < top_k < len(weights):
-        highest = _highest(weights, top_k)
-        count = _shortest(highest, top_p * float(highest.sum(dtype=np.float64))) if top_p < 1.0 else top_k
-    else:
-        highest, count = _nucleus(weights, top_p * float(weights.sum(dtype=np.float64)))
-    edge = highest[count - 1]
-    kept = np.flatnonzero(weights >= edge)
-    if len(kept) > count:  # equals at the edge: the lowest indices stay
-        equals = np.flatnonzero(weights[kept] == edge)
-        kept = np.delete(kept, equals[len(equals) - (len(kept) - count) :])
-    return kept
-
-
-def _highest(weights: F32, count: int) -> F32:
-    """The `count` highest weights, descending."""
-    likely = weights[weights >= _LIKELY]
-    if len(likely) < count:
-        likely = np.partition(weights, len(weights) - count)[len(weights) - count :]
-    return np.sort(likely)[::-1][:count]
-
-
-def _nucleus(weights: F32, target: float) -> tuple[F32, int]:
-    """The highest weights, descending, and how many of them reach the target together."""
-    likely = weights[weights >= _LIKELY]
-    if likely.sum(dtype=np.float64) < target:
-        likely = weights
-    highest = np.sort(likely)[::-1]
-    return highest, _shortest(highest, target)
-
-
-def _shortest(highest: F32, target: float) -> int:
-    """How many of the highest weights, at least one, reach the target together."""
-    count = int(np.searchsorted(np.cumsum(highest, dtype=np.float64), target, side="left")) + 1
-    return min(count, len(highest))
+    values = changed[output_ids]
+    if params.frequency_penalty != 0.0 and len(output_ids):
+        values -= np.float32(params.frequency_penalty) * np.bincount(output_ids)[output_ids].astype(np.float32)
+    changed[output_ids] = values - np.float32(params.presence_penalty)
 
 
 def most_likely(values: F32, count: int) -> I64:
@@ -182,24 +158,6 @@ def most_likely(values: F32, count: int) -> I64:
         ids = np.arange(len(values))
     order = np.argsort(-values[ids], kind="stable")
     return ids[order[:count]]
-
-
-def _invert(weights: F32, number: float) -> int:
-    """The index at which the cumulative distribution of the weights passes number, from [0, 1).
-
-    Partial sums of chunks first: a whole cumulative sum over a vocabulary costs several times as much.
-    """
-    whole = len(weights) // _CHUNK * _CHUNK
-    sums = weights[:whole].reshape(-1, _CHUNK).sum(axis=1, dtype=np.float64)
-    sums = np.append(sums, weights[whole:].sum(dtype=np.float64))
-    cumulative = np.cumsum(sums)
-    target = number * float(cumulative[-1])
-    chunk = min(int(np.searchsorted(cumulative, target, side="right")), int(np.flatnonzero(sums)[-1]))
-    before = float(cumulative[chunk - 1]) if chunk else 0.0
-    inside = weights[chunk * _CHUNK : (chunk + 1) * _CHUNK]
-    cumulative = before + np.cumsum(inside, dtype=np.float64)
-    index = min(int(np.searchsorted(cumulative, target, side="right")), int(np.flatnonzero(inside)[-1]))
-    return chunk * _CHUNK + index
 
 
 def token_of(row: F32, token_id: int, num_logprobs: int | None) -> SampledToken:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
+from octavo.core.seeds import MASK
 from octavo.errors import ConfigError, KernelError
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import F32, F64, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
 
 try:
     from octavo.kernels import _native
@@ -152,6 +155,15 @@ class NativeOps:
     def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
         table, view = self._batch_view(batch, kv.group), self._view(kv)
         self._kernels.latent_attention(q, table, view, rank, scale, out)
+
+    def draw(self, logits: F32, rows: I32, settings: F64, must_be_finite: bool, out: I32) -> None:
+        self._kernels.draw(logits, rows, settings, must_be_finite, out)
+
+    def uniform_numbers(self, seeds: list[int], positions: list[int], second_key: int) -> F64:
+        out = np.empty(len(seeds))
+        counters = np.array([position & MASK for position in positions], np.uint64)
+        _native.uniform(counters, np.array([seed & MASK for seed in seeds], np.uint64), second_key, out)
+        return out
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+F64 = npt.NDArray[np.float64]
+U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
 
 
@@ -219,6 +221,18 @@ class Ops(Protocol):
         q [num_tokens, num_heads, rank + rope]: multi-head latent attention in its absorbed form (DeepSeek-V2); rank is
         a multiple of 16.
         """
+        ...
+
+    def draw(self, logits: F32, rows: I32, settings: F64, must_be_finite: bool, out: I32) -> None:
+        """out [m]: the id drawn from row rows[i] of logits [any, vocab_size], as `draw.draw_row` defines it.
+
+        settings [m, 5]: temperature, top_k, top_p, min_p, number (`draw.DrawSettings`). out is -1 where the highest
+        logit is not finite, or, with must_be_finite, any logit is not; without it there may be -inf, but no NaN.
+        """
+        ...
+
+    def uniform_numbers(self, seeds: list[int], positions: list[int], second_key: int) -> F64:
+        """The number in [0, 1) that each seed has at its position: 53 bits of Philox4x64-10 (core/seeds.py)."""
         ...
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:

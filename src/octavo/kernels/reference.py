@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
+from octavo.kernels import draw
+from octavo.kernels.ops import F32, F64, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
 from octavo.kernels.weight_groups import Groups, multiply, read_blocks, round_groups
 from octavo.kv_formats import bf16, layout
 
@@ -173,6 +174,12 @@ class ReferenceOps:
             latents = layout.read_latents(kv, batch.block_tables[kv.group, sequence], position + 1)
             weights = _softmax(np.float32(scale) * (q[row] @ latents.T))
             out[row] = weights @ latents[:, :rank]
+
+    def draw(self, logits: F32, rows: I32, settings: F64, must_be_finite: bool, out: I32) -> None:
+        draw.draw(logits, rows, settings, must_be_finite, out)
+
+    def uniform_numbers(self, seeds: list[int], positions: list[int], second_key: int) -> F64:
+        return draw.uniform_numbers(seeds, positions, second_key)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         blocks = pool.reshape(-1, block_bytes)

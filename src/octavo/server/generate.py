@@ -50,6 +50,7 @@ async def completions(context: ServerContext, call: Call) -> Reply:
         vocab_size=context.model.vocab_size,
         max_prompts=context.config.max_prompts,
         echo=echo,
+        namespace=namespace(call.tenant, common.cache_salt),
     )
     answer_id = f"cmpl-{context.new_id()}"
     answer = CompletionFormat(
@@ -70,7 +71,8 @@ async def chat_completions(context: ServerContext, call: Call) -> Reply:
     name = context.check_model(common.model)
     include_usage = wants_usage(common)
     logprobs = _chat_logprobs(fields)
-    prompt = await read_messages(fields.messages, context.engine, context.model, context.config.max_messages)
+    own = namespace(call.tenant, common.cache_salt)
+    prompt = await read_messages(fields.messages, context.engine, context.model, context.config.max_messages, own)
     limit = _chat_limit(common, fields, context, len(prompt))
     params = sampling_params(common, context.model, limit, WantedScores(logprobs, "top_logprobs"))
     answer_id = f"chatcmpl-{context.new_id()}"

@@ -20,6 +20,7 @@ from octavo.server.messages import read_messages
 from octavo.server.reply import JsonReply, Reply
 from octavo.server.sampling import check_token_ids
 from octavo.server.served_model import ServedModel
+from octavo.server.tenant import namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,16 @@ async def tokenize(context: ServerContext, call: Call) -> Reply:
     context.check_model(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("send either prompt (a string) or messages (a chat)", "prompt", "missing_field")
+    own = namespace(call.tenant, None)
     if fields.prompt is not None:
         special = fields.add_special_tokens is not False
-        token_ids = await context.engine.encode(fields.prompt, add_special_tokens=special)
+        token_ids = await context.engine.encode(fields.prompt, add_special_tokens=special, namespace=own)
     else:
         if fields.add_special_tokens is not None:
             raise invalid("add_special_tokens goes with prompt; in a chat the template decides", "add_special_tokens")
-        token_ids = await read_messages(fields.messages, context.engine, context.model, context.config.max_messages)
+        token_ids = await read_messages(
+            fields.messages, context.engine, context.model, context.config.max_messages, own
+        )
     return JsonReply({"count": len(token_ids), "max_model_len": context.model.max_model_len, "tokens": token_ids})
 
 

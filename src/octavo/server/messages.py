@@ -14,9 +14,12 @@ _EMPTY_WHERE_UNSUPPORTED = ("tool_calls", "function_call", "refusal", "audio", "
 
 
 async def read_messages(
-    messages: list[dict[str, object]] | None, engine: AsyncEngine, model: ServedModel, max_messages: int
+    messages: list[dict[str, object]] | None, engine: AsyncEngine, model: ServedModel, max_messages: int, namespace: str
 ) -> list[int]:
-    """The prompt's token ids. Raises ApiError 400 naming the message and the part of it that is wrong."""
+    """The prompt's token ids; of a talk that goes on, only what is new is encoded.
+
+    Raises ApiError 400 naming the message and the part of it that is wrong.
+    """
     template = model.chat_template
     if template is None:
         why = model.chat_error or "this model has no chat template; start the server with --chat-template FILE"
@@ -33,7 +36,7 @@ async def read_messages(
             text = template.render(plain)
         except ModelError as error:  # the template cannot take them: too much text for its bounds, or it is broken
             raise invalid(str(error), "messages") from error
-        return engine.tokenizer.encode(text, add_special_tokens=False)
+        return engine.tokenizer.encode(text, add_special_tokens=False, namespace=namespace)
 
     token_ids = await engine.with_text(num_characters, encode)
     if not token_ids:

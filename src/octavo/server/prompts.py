@@ -19,7 +19,7 @@ class Prompt:
 
 
 async def read_prompts(
-    prompt: object, engine: AsyncEngine, *, vocab_size: int, max_prompts: int, echo: bool
+    prompt: object, engine: AsyncEngine, *, vocab_size: int, max_prompts: int, echo: bool, namespace: str
 ) -> list[Prompt]:
     """A string, a list of token ids, or a list of either. Raises ApiError 400 naming what is wrong."""
     if prompt is None:
@@ -38,12 +38,12 @@ async def read_prompts(
         raise invalid(
             f"prompt has {len(items)} prompts; this server takes at most {max_prompts} in one request", "prompt"
         )
-    return [await _read(item, engine, vocab_size, echo) for item in items]
+    return [await _read(item, engine, vocab_size, echo, namespace) for item in items]
 
 
-async def _read(item: object, engine: AsyncEngine, vocab_size: int, echo: bool) -> Prompt:
+async def _read(item: object, engine: AsyncEngine, vocab_size: int, echo: bool, namespace: str) -> Prompt:
     if isinstance(item, str):
-        token_ids = await engine.encode(item)
+        token_ids = await engine.encode(item, namespace=namespace)
         text = item if echo else None
     else:
         token_ids = checked(item, list[int], at="prompt")

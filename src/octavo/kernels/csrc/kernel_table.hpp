@@ -88,6 +88,20 @@ struct AttentionArgs {
   void* scratch;       // attention_scratch_bytes or latent_scratch_bytes, 64-byte aligned
 };
 
+struct DrawSettings {
+  double temperature, top_k, top_p, min_p, number;  // temperature 0: the highest; number: from [0, 1)
+};
+
+struct DrawArgs {
+  const float* logits;           // [any number of rows, vocab_size]
+  const int32_t* rows;           // [num_draws]: which row each draws from
+  const DrawSettings* settings;  // [num_draws]
+  int32_t* out;                  // [num_draws], ids; -1: nothing can be drawn
+  int num_draws, vocab_size;
+  bool must_be_finite;
+  void* scratch;  // draw_scratch_bytes(vocab_size, num_threads) bytes, 64-byte aligned
+};
+
 struct KernelTable {
   const char* name;
   size_t (*linear_scratch_bytes)(const LinearWeights&, int num_rows);
@@ -107,6 +121,8 @@ struct KernelTable {
   void (*latent_write)(ThreadPool&, const LatentWriteArgs&);
   size_t (*latent_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*latent_attention)(ThreadPool&, const AttentionArgs&);
+  size_t (*draw_scratch_bytes)(int vocab_size, int num_threads);
+  void (*draw)(ThreadPool&, const DrawArgs&);
 };
 
 }  // namespace octavo

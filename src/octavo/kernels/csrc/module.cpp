@@ -9,6 +9,7 @@
 
 #include "bound_views.hpp"
 #include "dispatch.hpp"
+#include "philox.hpp"
 
 namespace nb = nanobind;
 using namespace octavo;
@@ -244,6 +245,21 @@ class Kernels {
     table_->latent_attention(pool_, args);
   }
 
+  void draw(const CF2& logits, const CI1& rows, const CD2& settings, bool must_be_finite, const I1& out) {
+    require(settings.shape(0) == rows.shape(0) && out.shape(0) == rows.shape(0), "rows, settings and out must have the same length");
+    require(settings.shape(1) * sizeof(double) == sizeof(DrawSettings), "settings must be [draws, 5]");
+    require(logits.shape(1) > 0 && logits.shape(1) <= size_t{1} << 20, "logits must have 1 to 2^20 columns");
+    for (size_t i = 0; i < rows.shape(0); i++)
+      require(rows.data()[i] >= 0 && static_cast<size_t>(rows.data()[i]) < logits.shape(0), "a row is outside the logits");
+    DrawArgs args{logits.data(), rows.data(), reinterpret_cast<const DrawSettings*>(settings.data()), out.data(),
+                  static_cast<int>(rows.shape(0)), static_cast<int>(logits.shape(1)), must_be_finite, nullptr};
+    if (args.num_draws == 0) return;
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    args.scratch = scratch_.reserve(table_->draw_scratch_bytes(args.vocab_size, pool_.num_threads()));
+    table_->draw(pool_, args);
+  }
+
   void copy_blocks(const U1& pool, size_t block_bytes, const CI1& sources, const CI1& targets) {
     require(sources.shape(0) == targets.shape(0), "sources and targets must have the same length");
     require(block_bytes > 0 && pool.shape(0) % block_bytes == 0, "the pool must be a whole number of blocks");
@@ -290,6 +306,13 @@ class Kernels {
   std::mutex mutex_;  // one caller at a time: the pool and the scratch memory are shared
 };
 
+// From [0, 1), 53 bits of the first word of Philox: one for each counter and key.
+void uniform_numbers(const CUL1& counters, const CUL1& keys, uint64_t second_key, const D1& out) {
+  require(counters.shape(0) == keys.shape(0) && out.shape(0) == keys.shape(0), "counters, keys and out must have the same length");
+  for (size_t i = 0; i < keys.shape(0); i++)
+    out.data()[i] = static_cast<double>(philox(counters.data()[i], keys.data()[i], second_key) >> 11) * 0x1p-53;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -304,6 +327,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_bytes", [](const Linear& l) { return l.num_bytes; })
       .def_prop_ro("weights_dtype", [](const Linear& l) { return name_of(l.weights.dtype); });
   nb::class_<KVView>(m, "KVView");
+  m.def("uniform", &uniform_numbers, nb::arg("counters"), nb::arg("keys"), nb::arg("second_key"), nb::arg("out").noconvert());
   nb::class_<BatchView>(m, "BatchView");
   m.def("make_batch_view", &make_batch_view, nb::arg("query_start"), nb::arg("start_slot"), nb::arg("start_position"),
         nb::arg("block_table"));
@@ -336,6 +360,8 @@ NB_MODULE(_native, m) {
            nb::arg("out").noconvert(), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").none())
       .def("latent_write", &Kernels::latent_write, nb::arg("latent"), nb::arg("batch"), nb::arg("kv"))
       .def("latent_attention", &Kernels::latent_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("rank"), nb::arg("scale"),
+           nb::arg("out").noconvert())
+      .def("draw", &Kernels::draw, nb::arg("logits"), nb::arg("rows"), nb::arg("settings"), nb::arg("must_be_finite"),
            nb::arg("out").noconvert())
       .def("copy_blocks", &Kernels::copy_blocks, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("sources"), nb::arg("targets"));
 }

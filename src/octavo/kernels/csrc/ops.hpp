@@ -23,6 +23,8 @@ void paged_attention(ThreadPool& pool, const AttentionArgs& args);
 void latent_write(ThreadPool& pool, const LatentWriteArgs& args);
 size_t latent_scratch_bytes(const AttentionArgs& args, int num_threads);
 void latent_attention(ThreadPool& pool, const AttentionArgs& args);
+size_t draw_scratch_bytes(int vocab_size, int num_threads);
+void draw(ThreadPool& pool, const DrawArgs& args);
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo
