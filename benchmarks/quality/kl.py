@@ -19,9 +19,10 @@ import platform
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from peer import WORKERS, Peer
 
 from octavo.core.kv_spec import KVSpec
@@ -73,6 +74,20 @@ class Quality:
     perplexity: float
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the reference says of a chunk."""
+
+    logarithms: F32  # [tokens, vocabulary]
+    probabilities: F32
+    best: npt.NDArray[np.int64]  # [tokens]
+
+    @classmethod
+    def of(cls, logits: F32) -> Expected:
+        logarithms = log_probabilities(logits)
+        return cls(logarithms, np.exp(logarithms), logarithms.argmax(axis=1))
+
+
 class Tally:
     """What is kept of one engine's chunks."""
 
@@ -82,13 +97,14 @@ class Tally:
         self._agreement: list[F32] = []
         self._surprise: list[F32] = []
 
-    def add(self, found: F32, expected: F32, ids: I32) -> None:
+    def add(self, found: F32, expected: Expected, ids: I32) -> None:
         """Logarithms of probabilities [tokens, vocabulary]; `found` is overwritten."""
         self._surprise.append(-found[np.arange(len(ids) - 1), ids[1:]])
-        self._agreement.append((found.argmax(axis=1) == expected.argmax(axis=1)).astype(np.float32))
-        np.subtract(expected, found, out=found)
-        found *= np.exp(expected)
-        self._divergence.append(found.sum(axis=1, dtype=np.float64).astype(np.float32))
+        self._agreement.append((found.argmax(axis=1) == expected.best).astype(np.float32))
+        np.subtract(expected.logarithms, found, out=found)
+        self._divergence.append(
+            np.einsum("ij,ij->i", found, expected.probabilities, dtype=np.float64).astype(np.float32)
+        )
 
     def quality(self) -> Quality:
         kl, of_chunks = np.concatenate(self._divergence), [part.mean(dtype=np.float64) for part in self._divergence]
@@ -122,8 +138,8 @@ def compare(reference: Engine, others: list[Engine], ids: I32, chunk: int, vocab
     tallies = [Tally(one.name) for one in [reference, *others]]
     for first in range(0, len(ids), chunk):
         part = ids[first : first + chunk]
-        expected = log_probabilities(reference.logits(part, vocab_size))
-        tallies[0].add(expected.copy(), expected, part)
+        expected = Expected.of(reference.logits(part, vocab_size))
+        tallies[0].add(expected.logarithms.copy(), expected, part)
         for one, tally in zip(others, tallies[1:], strict=True):
             tally.add(log_probabilities(one.logits(part, vocab_size)), expected, part)
     return [tally.quality() for tally in tallies]
@@ -132,7 +148,7 @@ def compare(reference: Engine, others: list[Engine], ids: I32, chunk: int, vocab
 def log_probabilities(logits: F32) -> F32:
     """In place."""
     logits -= logits.max(axis=1, keepdims=True)
-    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))  # sums of pairs: the error is far below what is told
     return logits
 
 
@@ -195,28 +211,27 @@ def main() -> None:
     pairs = [(weights, kv) for weights in args.weights_dtypes for kv in args.kv_dtypes]
     others = [Octavo(models[w], w, kv, args.chunk) for w, kv in pairs if (w, kv) != ("f32", "f32")]
     peers = open_peers(args.peer, path, args.chunk, ops.num_threads)
-    texts = []
+    report: dict[str, Any] = {
+        "machine": processor(),
+        "cores": os.cpu_count(),
+        "commit": commit(),
+        "instruction_set": ops.instruction_set,
+        "model": path.name,
+        "digest": source.digest,
+        "weights_bytes": {dtype: model.weights_bytes for dtype, model in models.items()},
+        "peers": {peer.name: peer.about for peer in peers},
+        "chunk": args.chunk,
+        "texts": [],
+    }
     for text in args.texts:
         ids = read_ids(tokenizer, text, args.tokens)
         results = compare(reference, [*others, *peers], ids, args.chunk, vocab_size)
         show(text.name, len(ids), results)
-        texts.append({"text": text.name, "tokens": len(ids), "results": [asdict(one) for one in results]})
+        report["texts"].append({"text": text.name, "tokens": len(ids), "results": [asdict(one) for one in results]})
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
     for peer in peers:
         peer.close()
-    if args.json:
-        report = {
-            "machine": processor(),
-            "cores": os.cpu_count(),
-            "commit": commit(),
-            "instruction_set": ops.instruction_set,
-            "model": path.name,
-            "digest": source.digest,
-            "weights_bytes": {dtype: model.weights_bytes for dtype, model in models.items()},
-            "peers": {peer.name: peer.about for peer in peers},
-            "chunk": args.chunk,
-            "texts": texts,
-        }
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
