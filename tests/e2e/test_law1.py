@@ -150,7 +150,7 @@ def test_f32_kv(make: Callable[..., Engine], prompt: Ids, expected: Answer) -> N
     cases.among_strangers(other, prompt, kept, 3)
 
 
-@pytest.mark.parametrize("weights_dtype", ["bf16"])
+@pytest.mark.parametrize("weights_dtype", ["bf16", pytest.param("f32", marks=pytest.mark.large)])
 def test_other_weights(smollm2_path: Path, prompt: Ids, expected: Answer, weights_dtype: str) -> None:
     make = loader(smollm2_path, 2, weights_dtype)
     found = cases.cold(make, prompt)

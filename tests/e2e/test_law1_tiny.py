@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,10 +138,14 @@ class Cold:
         return self._known[wanted]
 
 
-@pytest.fixture(scope="module")
-def cold(llama: Path) -> Cold:
+def large(*values: str) -> list[ParameterSet]:
+    return [pytest.param(value, marks=pytest.mark.large) for value in values]
+
+
+@pytest.fixture(scope="module", params=["bf16", *large("f32", "int8", "int4")])
+def cold(llama: Path, request: pytest.FixtureRequest) -> Cold:
     ops = NativeOps(2)
-    return Cold(load_model(open_model(llama), ops, "bf16"), ops)
+    return Cold(load_model(open_model(llama), ops, request.param), ops)
 
 
 def play(cold: Cold, shape: Shape, script: list[tuple]) -> Engine:

@@ -13,7 +13,7 @@ import pytest
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, U8, PackedLinear
 from octavo.kernels.reference import ReferenceLinear, ReferenceOps
-from octavo.kernels.weight_groups import BLOCK_BYTES, Groups, multiply, read_blocks, round_groups
+from octavo.kernels.weight_groups import BLOCK_BYTES, Groups, multiply, read_blocks, round_groups, round_inputs
 from tests.kernels.test_linear import INSTRUCTION_SETS, normal, ops_for, same_bits
 
 KINDS = list(BLOCK_BYTES)
@@ -113,6 +113,83 @@ def test_x_is_rounded_to_nearest_even(instruction_set: str) -> None:
     assert (out == rounded.values()).all()
     assert out[0].tolist() == np.rint(x[0]).tolist()
     assert (out[1:4] == 0).all()
+
+
+def with_outlying_groups(seed: int, rows: int, num_inputs: int) -> F32:
+    """One group in nine is far larger than the others, and in some of them a single number is."""
+    x, rng = normal(seed, rows, num_inputs), np.random.default_rng(seed)
+    groups = x[:, : num_inputs // 32 * 32].reshape(rows, -1, 32)
+    groups *= np.where(rng.random(groups.shape[:2]) < 1 / 9, np.float32(40), np.float32(1))[..., np.newaxis]
+    groups[..., 5] *= np.where(rng.random(groups.shape[:2]) < 1 / 9, np.float32(300), np.float32(1))
+    return x
+
+
+def is_outlying(x: F32) -> np.ndarray:
+    """[rows, groups]"""
+    return np.abs(round_inputs(x).codes).max(axis=-1) > 127
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_outlying_groups_get_fifteen_bits(instruction_set: str) -> None:
+    """A matrix of ones and zeros shows the rounded x itself; the same number is rounded otherwise in another row."""
+    eye = np.zeros((192, 6, BLOCK_BYTES["q8_0"]), np.uint8)
+    eye[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+    eye[..., 2:] = np.eye(192, dtype=np.uint8).reshape(192, 6, 32)
+    x = np.tile(normal(3, 1, 192), (40, 1))
+    for row, factor in enumerate(np.float32(2) ** np.arange(-20, 20)):
+        x[row, 64:96] *= factor
+    x[-1, 64:96] *= np.float32(1e30)
+    ops, rounded = ops_for(instruction_set), round_inputs(x)
+    out = product(ops, x, ops.pack_blocks(eye.reshape(192, -1), None, "q8_0"))
+    assert (out == rounded.values()).all()
+    fine = is_outlying(x)
+    assert fine[:, 2].tolist() == sorted(fine[:, 2])
+    assert 10 < fine[:, 2].sum() < 20
+    assert not fine[:, [0, 1, 3, 4, 5]].any()
+    error = np.abs(out - x).reshape(40, 6, 32).max(axis=-1)
+    step = np.abs(x).reshape(40, 6, 32).max(axis=-1) / 127
+    assert (error <= step * np.where(fine, 0.51 / 128, 0.51)).all()
+    assert (error[fine] > 0).all()
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("code", [0x80, 0x7F])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_of_outlying_groups_are_exact(instruction_set: str, code: int, sign: int) -> None:
+    """Every product at its limit: one conversion to f32 is the only rounding."""
+    blocks = np.full((20, 5, BLOCK_BYTES["q8_0"]), code, np.uint8)
+    blocks[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+    x = np.zeros((7, 160), np.float32)
+    x[:, 96:128] = 127
+    x[1::2, 97:128] -= np.arange(31, dtype=np.float32) / 128
+    x *= sign
+    assert is_outlying(x)[:, 3].all()
+    exact = (x[:, 96:128].astype(np.float64) * 128).sum(axis=1) * np.int8(np.uint8(code))
+    ops = ops_for(instruction_set)
+    out = product(ops, x, ops.pack_blocks(blocks.reshape(20, -1), None, "q8_0"))
+    assert (out == (exact.astype(np.float32) / np.float32(128))[:, np.newaxis]).all()
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_with_outlying_groups_are_the_product_and_do_not_depend_on_their_neighbours(
+    instruction_set: str, form: str
+) -> None:
+    """A tile works on high bytes for all its rows as soon as one row has some."""
+    packed, meant = pack(ops_for(instruction_set), form, 72, 576), pack(ReferenceOps(), form, 72, 576)
+    assert isinstance(meant, ReferenceLinear)
+    assert meant.groups is not None
+    x = with_outlying_groups(4, 40, 576)
+    x[::3] = normal(5, 14, 576)  # rows with none
+    fine = is_outlying(x)
+    assert fine.any(axis=1).sum() > 20
+    assert not fine[::3].any()
+    alone = np.concatenate([product(ops_for(instruction_set), x[row : row + 1], packed) for row in range(40)])
+    bound = sum_of_magnitudes(x, meant.groups) * 2.0**-23 * (2 * 18 + 3)
+    assert (np.abs(alone - product(ReferenceOps(), x, meant)) <= bound).all()
+    for first, last in [(0, 2), (1, 4), (2, 6), (3, 8), (5, 11), (6, 13), (0, 40)]:
+        for num_threads in (1, 2):
+            assert same_bits(product(ops_for(instruction_set, num_threads), x[first:last], packed), alone[first:last])
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)

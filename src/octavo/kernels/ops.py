@@ -118,8 +118,8 @@ class Ops(Protocol):
         """out [m, num_outputs] = x [m, num_inputs] @ weight.T + bias; with accumulate, that is added to out.
 
         With bf16 weights, x is rounded to bf16 first where the instruction set multiplies bf16, and not elsewhere.
-        With int8 and int4 weights, x is rounded to int8 in groups of 32; a group of x with a number that is not finite
-        makes its whole row of out NaN.
+        With int8 and int4 weights, x is rounded to int8 in groups of 32, and to 15 bits in groups that are outlying in
+        their row (`weight_groups.round_inputs`); a number of x that is not finite makes its whole row of out NaN.
         """
         ...
 

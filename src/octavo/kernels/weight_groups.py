@@ -1,7 +1,8 @@
 """In numpy, what weights in groups of 32 inputs mean, and how activations are rounded beside them.
 
 A group has codes and an f32 scale (4-bit groups of GGUF's q4_1 a minimum too). Of a product, the sums over a group are
-integers and exact; only the additions of groups are rounded. It knows no layout of the kernels.
+integers and exact; only the additions of groups are rounded. Activations are rounded to int8, but for outlying groups
+of a row, which would bring most of its error: they get 15 bits. It knows no layout of the kernels.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ U8 = npt.NDArray[np.uint8]
 
 GROUP = 32
 LEAST = np.float32(2.0**-120)  # a group whose numbers are all smaller counts as zeros
+OUTLYING = np.float32(4)  # times the mean of a row's groups: from there on a group's largest number is outlying
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}  # GGUF's blocks that groups hold without a second rounding
 
 
@@ -42,9 +44,8 @@ def round_groups(values: F32, weights_dtype: str) -> Groups:
 
     A group with a number that is not finite gets codes of 0 and a scale of NaN.
     """
-    rows, size = values.shape
-    padded = np.zeros((rows, -(-size // GROUP), GROUP), np.float32)
-    padded.reshape(rows, -1)[:, :size] = values
+    size = values.shape[1]
+    padded = _in_groups(values)
     finite = np.isfinite(padded).all(axis=-1)
     padded[~finite] = 0
     where = np.abs(padded).argmax(axis=-1)[..., np.newaxis]
@@ -59,6 +60,24 @@ def round_groups(values: F32, weights_dtype: str) -> Groups:
     scale = np.where(live, largest / steps, np.float32(0))
     scale[~finite] = np.nan
     return Groups(codes if weights_dtype == "int8" else np.minimum(codes, 7), scale.astype(np.float32), None, size)
+
+
+def round_inputs(values: F32) -> Groups:
+    """As int8 by `round_groups`, but outlying groups in steps of a 128th: codes to 127 * 128.
+
+    Whether a group is outlying depends on its row alone.
+    """
+    rounded, padded = round_groups(values, "int8"), _in_groups(values)
+    largest = np.abs(padded).max(axis=-1)
+    with np.errstate(over="ignore", invalid="ignore"):  # a row with a number that is not finite has no outlying group
+        sums = np.add.accumulate(largest, axis=-1, dtype=np.float32)[:, -1:]  # one by one, as the kernels add
+        outlying = largest > OUTLYING * (sums / np.float32(largest.shape[1]))
+    outlying &= np.isfinite(largest) & (largest >= LEAST)
+    inverse = np.float32(127) / np.where(outlying, largest, np.float32(np.inf))
+    padded[~outlying] = 0
+    fine = np.rint(padded * inverse[..., np.newaxis] * np.float32(128)).astype(np.int32)
+    codes = np.where(outlying[..., np.newaxis], fine, rounded.codes)
+    return Groups(codes, np.where(outlying, rounded.scale / np.float32(128), rounded.scale), None, rounded.size)
 
 
 def read_blocks(blocks: U8, kind: str) -> Groups:
@@ -76,8 +95,8 @@ def read_blocks(blocks: U8, kind: str) -> Groups:
 
 
 def multiply(x: F32, weight: Groups) -> F32:
-    """x [m, size] @ weight.T; x is rounded to int8 groups, and groups are added in ascending order."""
-    rounded = round_groups(x, "int8")
+    """x [m, size] @ weight.T; x is rounded by `round_inputs`, and groups are added in ascending order."""
+    rounded = round_inputs(x)
     total = np.zeros((len(x), len(weight.codes)), np.float64)
     sums = rounded.codes.sum(axis=-1)
     for group in range(weight.codes.shape[1]):
@@ -89,6 +108,14 @@ def multiply(x: F32, weight: Groups) -> F32:
             added = factor[:, np.newaxis].astype(np.float64) * weight.minimum[np.newaxis, :, group]
             total = (added + total).astype(np.float32).astype(np.float64)
     return total.astype(np.float32)
+
+
+def _in_groups(values: F32) -> F32:
+    """[rows, groups, 32], padded with zeros."""
+    rows, size = values.shape
+    padded = np.zeros((rows, -(-size // GROUP), GROUP), np.float32)
+    padded.reshape(rows, -1)[:, :size] = values
+    return padded
 
 
 def _f16(pairs: U8) -> F32:

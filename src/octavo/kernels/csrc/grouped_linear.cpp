@@ -44,9 +44,9 @@ Plan make_plan(const LinearWeights& w, int num_rows) {
   plan.num_tiles = divide_up(num_rows, kMaxGroupedRows);
   plan.tile_rows = num_rows / plan.num_tiles;
   plan.num_taller = num_rows % plan.num_tiles;
-  const size_t rows = static_cast<size_t>(plan.tile_rows) + (plan.num_taller ? 1 : 0);
-  plan.tile_bytes = (rows * kGroupedXBytes * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
-  const int fit = static_cast<int>(kBlockBytes / plan.tile_bytes);
+  const int rows = plan.tile_rows + (plan.num_taller ? 1 : 0);
+  plan.tile_bytes = (4 * x_words(rows) * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
+  const int fit = static_cast<int>(kBlockBytes / (4 * x_group_words(rows) * static_cast<size_t>(plan.groups)));
   plan.num_blocks = divide_up(plan.num_tiles, fit < 1 ? 1 : fit);
   plan.block_tiles = divide_up(plan.num_tiles, plan.num_blocks);
   return plan;
@@ -74,8 +74,8 @@ void run_panels(const Work& work, int panel, int panels, int block, int next_pan
     const int rows = rows_of(plan, tile);
     const uint8_t* next = weights + plan.panel_bytes * next_panel + share * plan.groups * (tile - first);
     const size_t step = plan.num_tiles == 1 ? plan.panel_bytes / plan.groups : share;
-    work.find(rows, panels)({weights + plan.panel_bytes * panel, plan.panel_bytes, x + plan.tile_bytes * tile, plan.groups,
-                             sums, next, step});
+    work.find(rows, panels)({weights + plan.panel_bytes * panel, plan.panel_bytes,
+                             reinterpret_cast<const int32_t*>(x + plan.tile_bytes * tile), plan.groups, sums, next, step});
     for (int r = 0; r < rows; r++)
       for (int p = 0; p < panels; p++)
         finish_row(work.args, first_row(plan, tile) + r, panel + p, load(sums + (r * panels + p) * kLanes));

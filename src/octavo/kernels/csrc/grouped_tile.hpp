@@ -20,14 +20,18 @@ constexpr int kMaxGroupedRows = 2;
 constexpr int max_grouped_panels(int) { return 1; }
 #endif
 
-// Packed x of a tile: for each group [8 units][rows] of four bytes, [rows] f32 scales, [rows] offsets: what the codes'
-// offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
-constexpr size_t kGroupedXBytes = 4 * (kGroupUnits + 2);  // for a row and a group
+// Packed x of a tile: for each group an int32 of bits, [8 units][rows] of four bytes, [rows] f32 scales, [rows] offsets: what
+// the codes' offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
+// Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. Behind all groups lie the high
+// bytes, [groups][8 units][rows]; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
+constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
+constexpr size_t x_high_words(int rows) { return static_cast<size_t>(kGroupUnits) * rows; }
+constexpr size_t x_words(int rows) { return x_group_words(rows) + x_high_words(rows); }  // for each group
 
 struct GroupedTile {
   const uint8_t* weights;  // the first panel
   size_t panel_bytes;
-  const uint8_t* x;
+  const int32_t* x;
   int groups;
   float* sums;              // [rows][panels][16]
   const uint8_t* prefetch;  // what is wanted after this tile ...
@@ -66,15 +70,29 @@ OCTAVO_INLINE void add_codes(I16 (&dots)[R][P], const uint8_t* w, size_t panel_b
 }
 
 template <WeightsDtype kDtype, int R, int P>
-OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const uint8_t* x) {
+OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high) {
   constexpr bool kMinimum = kDtype == WeightsDtype::int4_min;
-  const int32_t* codes = reinterpret_cast<const int32_t*>(x);
-  const float *scale = reinterpret_cast<const float*>(x) + kGroupUnits * R, *rest = scale + R;
+  const int32_t *codes = x + 1, *offset = codes + (kGroupUnits + 1) * R;
+  const float *scale = reinterpret_cast<const float*>(codes) + kGroupUnits * R, *rest = scale + R;
   I16 dots[R][P];
+  if (__builtin_expect(*x != 0, 0)) {
 #pragma GCC unroll 12
-  for (int r = 0; r < R; r++) {
+    for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; p++) dots[r][p] = set1_int(lane_offset(kDtype) ? codes[(kGroupUnits + 1) * R + r] : 0);
+      for (int p = 0; p < P; p++) dots[r][p] = set1_int(0);
+    }
+    add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, high);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) dots[r][p] = times_128_plus(dots[r][p], lane_offset(kDtype) ? offset[r] : 0);
+    }
+  } else {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) dots[r][p] = set1_int(lane_offset(kDtype) ? offset[r] : 0);
+    }
   }
   add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
 #pragma GCC unroll 4
@@ -101,7 +119,8 @@ static void run_grouped_tile(const GroupedTile& tile) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) sum[r][p] = zero();
   }
-  const uint8_t *w = tile.weights, *x = tile.x, *next = tile.prefetch;
+  const uint8_t *w = tile.weights, *next = tile.prefetch;
+  const int32_t *x = tile.x, *high = x + x_group_words(R) * static_cast<size_t>(tile.groups);
   const size_t panel_bytes = tile.panel_bytes, prefetch_step = tile.prefetch_step;
   for (int group = 0; group < tile.groups; group++) {
     if (kStreamed) {
@@ -113,9 +132,10 @@ static void run_grouped_tile(const GroupedTile& tile) {
       for (size_t line = 0; line < prefetch_step; line += 64) __builtin_prefetch(next + line, 0, 2);
     }
     next += prefetch_step;
-    add_group<kDtype, R, P>(sum, w, panel_bytes, x);
+    add_group<kDtype, R, P>(sum, w, panel_bytes, x, high);
     w += kBytes;
-    x += R * kGroupedXBytes;
+    x += x_group_words(R);
+    high += x_high_words(R);
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++) {
