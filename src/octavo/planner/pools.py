@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from octavo.errors import ConfigError
@@ -18,6 +18,7 @@ from octavo.planner.geometry import KVGroup
 ENGINES = ("octavo", "vllm", "sglang", "llama.cpp")
 BLOCK_SIZES: Mapping[str, int] = {"octavo": 16, "vllm": 16, "sglang": 1, "llama.cpp": 1}
 _SGLANG_WINDOW_SHARE = Fraction(4, 5)  # --swa-full-tokens-ratio: what windows get beside the full layers
+_V4_TOKENS, _V4_PAGE, _V4_ROPE, _V4_SCALES, _V4_FIXED_BLOCKS = 256, 576, 64, 8, 758
 _LLAMACPP_STEP, _LLAMACPP_UBATCH = 256, 512  # its caches grow in steps; --ubatch-size
 
 
@@ -104,6 +105,8 @@ def make_pool(engine: str, groups: tuple[KVGroup, ...], options: PoolOptions) ->
         groups = tuple(group for group in groups if group.kind != "index")  # it scores with the latents themselves
     if not groups:
         raise ConfigError("the model keeps nothing of a token: there is no cache to plan")
+    if engine == "vllm" and any(group.tokens_per_entry > 1 for group in groups):
+        return _vllm_compressed_pool(groups, options)
     if engine == "vllm":
         return _vllm_pool(groups, options)
     return _equal_pool(engine, groups, options)
@@ -200,6 +203,29 @@ def _vllm_pool(groups: tuple[KVGroup, ...], options: PoolOptions) -> Pool:
             Part(group, per_table, -(-group.num_layers // per_table), tokens * group.tokens_per_entry, used * per_table)
         )
     return Pool("vllm", tuple(parts), page_bytes * per_table, options)
+
+
+def _vllm_compressed_pool(groups: tuple[KVGroup, ...], options: PoolOptions) -> Pool:
+    """DeepSeek-V4 in vLLM 0.20: a block holds 256 tokens of half of all layers, in three pages of one size each.
+
+    Pages are padded to multiples of 576 bytes: 64 entries of 4 tokens, 64 index keys, 2 entries of 128 tokens. An
+    entry in fp8 has 448 bytes, a rope key in bf16 and 8 bytes of scales. What windows and compressors take of a
+    sequence, in blocks, is fitted to its start-up logs (for steps of 2,048 tokens).
+    """
+    entries = [group for group in groups if group.kind == "latent"]
+    dim = entries[0].head_dim
+    entry = dim - _V4_ROPE + 2 * _V4_ROPE + _V4_SCALES if options.kv_format == "fp8" else 2 * dim
+    index = max((entry_bytes(group, options.kv_format) for group in groups if group.kind == "index"), default=0)
+    pages = [_V4_TOKENS // group.tokens_per_entry * entry for group in entries if group.tokens_per_entry > 1]
+    pages.append(_V4_TOKENS // min(group.tokens_per_entry for group in groups if group.tokens_per_entry > 1) * index)
+    slots = -(-max(group.num_layers for group in entries) // 2)
+    block_bytes = slots * sum(-(-page // _V4_PAGE) * _V4_PAGE for page in pages)
+    full = Part(entries[0], slots, 1, _V4_TOKENS, slots * sum(pages))
+    fixed = KVGroup("windows and states", "state", entries[0].layer_indices)
+    rest = Part(fixed, slots, _V4_FIXED_BLOCKS, 0, block_bytes)
+    # The group that decides how many tokens a block has is the one that keeps entries of all tokens.
+    kept = next(group for group in entries if group.tokens_per_entry > 1)
+    return Pool("vllm", (replace(full, group=kept), rest), block_bytes, replace(options, keeps_states=False))
 
 
 def sglang_tokens(groups: tuple[KVGroup, ...], options: PoolOptions, budget_bytes: int) -> int:
