@@ -128,8 +128,6 @@ def test_lengths_from_a_file(tmp_path: Path) -> None:
         (["llama-2-7b", "--gpu", "A100"], ("A100-40GB", "--list-hardware")),
         (["llama-2-7b", "--gpu", "A100-40GB", "--memory", "1GB"], ("give one",)),
         (["llama-2-7b", "--memory", "much"], ("512MiB",)),
-        (["llama-2-7b", "--memory", "1GiB"], ("weights", "nothing is left")),
-        (["llama-2-7b", "--kv-cache-memory", "1MB"], ("no block", "8388608")),
         (["llama-2-7b", "--kv-cache-dtype", "int3"], ("int3", "bf16")),
         (["llama-2-7b", "--engine", "magic"], ("magic", "sglang")),
         (["llama-2-7b", "--context", "0"], ("context",)),
@@ -146,6 +144,15 @@ def test_errors_name_value_and_cure(
     assert message.count("\n") == 1
     for word in words:
         assert word in message
+
+
+def test_what_does_not_fit_is_an_answer_with_its_arithmetic() -> None:
+    found = planned("llama-2-7b", "--memory", "1GiB")
+    assert [found[key] for key in ("kv_memory_bytes", "num_blocks", "max_tokens", "max_sequences")] == [0] * 4
+    assert "13477363712 of weights" in found["notes"][-1]
+    found = planned("llama-2-7b", "--kv-cache-memory", "1MB")
+    assert found["num_blocks"] == 0
+    assert "needs 2147483648 bytes" in found["notes"][-1]
 
 
 def test_unknown_architectures_need_treat_as(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,8 @@ def _numbers(function: Any) -> Any:
 @click.option("--explain", is_flag=True, help="Show each figure's formula with the numbers put in.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Write charts to this .svg or .png file as well.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a report with sliders to this file as well.")
 @click.option("--list-hardware", is_flag=True, help="Show the catalogue of hardware with its sources, and end.")
 def plan(model: str | None, as_json: bool, as_csv: bool, list_hardware: bool, **values: Any) -> None:
     """What MODEL needs and what fits, computed from its config alone.
@@ -91,6 +93,14 @@ def plan(model: str | None, as_json: bool, as_csv: bool, list_hardware: bool, **
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
     made, comparisons = plan_of(model, values)
+    if values["plot"] is not None:
+        from octavo.planner.plots import write_plot
+
+        write_plot(made, values["plot"])
+    if values["html"] is not None:
+        from octavo.planner.html_report import html_report
+
+        write_text(values["html"], html_report(made, comparisons), "--html")
     if as_json:
         from octavo.planner.report import report
 
@@ -148,6 +158,14 @@ def request_of(values: dict[str, Any]) -> PlanRequest:
         ranks=(values["tensor_parallel_size"], values["pipeline_parallel_size"]),
         hardware=hardware,
     )
+
+
+def write_text(path: Path, text: str, flag: str) -> None:
+    """Raises ConfigError, with the flag's name, where the file cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be written ({error.strerror}); give another place") from error
 
 
 def hardware_lines() -> list[str]:

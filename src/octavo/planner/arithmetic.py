@@ -34,20 +34,18 @@ class Work:
 
     def attention_row(self, num_keys: int) -> int:
         """Of attention for one token that sees so many, itself included: scores and the mix, in all layers."""
-        return sum(
-            self._per_key(group) * group.num_layers * group.read_entries(num_keys) for group in self._attending()
-        )
+        return sum(self.per_key(group) * group.num_layers * group.read_entries(num_keys) for group in self._attending())
 
     def attention_upto(self, num_tokens: int) -> int:
         """Of attention for all tokens of a text, each of which sees those before it."""
         return sum(
-            self._per_key(group) * group.num_layers * _sum_of_entries(group, num_tokens) for group in self._attending()
+            self.per_key(group) * group.num_layers * _sum_of_entries(group, num_tokens) for group in self._attending()
         )
 
     def _attending(self) -> list[KVGroup]:
         return [group for group in self.geometry.groups if group.kind != "state"]
 
-    def _per_key(self, group: KVGroup) -> int:
+    def per_key(self, group: KVGroup) -> int:
         """Multiply-adds of one row with one key: the score and the mix of each head, or an index's scores."""
         if group.kind == "index":
             return group.index_heads * group.index_dim
@@ -75,7 +73,7 @@ class Work:
     def _attention_sums(self, prompt: int, output: int) -> int:
         """The sum of `attention_upto` over the lengths, in closed form."""
         return sum(
-            self._per_key(group)
+            self.per_key(group)
             * group.num_layers
             * (_sum_of_sums(group, prompt + output - 1) - _sum_of_sums(group, prompt - 1))
             for group in self._attending()
@@ -151,10 +149,7 @@ def decode_step(geometry: Geometry, cache: CacheBytes, weights_bytes: int, batch
 def _share_of_weights_read(geometry: Geometry, batch: int) -> float:
     """By parameters: lookups read a row only; of `copies` experts a batch of n touches 1 - (1 - used/copies)^n."""
     read = 0.0
-    has_own_head = any(each.name == "lm_head.weight" for each in geometry.tensors)
-    for each in geometry.tensors:
-        if each.role == "lookup" and (has_own_head or "embed_tokens.weight" not in each.name):
-            continue
+    for each in geometry.read_tensors:
         touched = 1.0 if each.copies == 1 else 1 - (1 - each.used / each.copies) ** batch
         read += each.parameters * touched
     return read / max(1, geometry.parameters)

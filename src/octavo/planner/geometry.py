@@ -135,6 +135,16 @@ class Geometry:
         return sum(tensor.parameters for tensor in self.tensors)
 
     @property
+    def read_tensors(self) -> tuple[Tensor, ...]:
+        """Those that a step reads whole: no lookups, but for an embedding that is the head as well."""
+        has_own_head = any(each.name == "lm_head.weight" for each in self.tensors)
+        return tuple(
+            each
+            for each in self.tensors
+            if each.role != "lookup" or (not has_own_head and each.name == "model.embed_tokens.weight")
+        )
+
+    @property
     def active_parameters(self) -> int:
         """Those that one token goes through: of experts only the chosen ones."""
         return sum(tensor.used_parameters for tensor in self.tensors)

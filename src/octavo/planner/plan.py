@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from octavo.core.kv_spec import FORMAT_BYTES
-from octavo.errors import ConfigError, MemoryBudgetError
+from octavo.errors import ConfigError
 from octavo.models.config import SUPPORTED_ARCHITECTURES
 from octavo.planner.arithmetic import Step, Work, decode_step
 from octavo.planner.cache_bytes import CacheBytes, read_format, sharded
@@ -141,7 +141,7 @@ class Plan:
 
 
 def make_plan(geometry: Geometry, request: PlanRequest) -> Plan:
-    """The plan. Raises ConfigError for what cannot be asked, MemoryBudgetError for what cannot fit."""
+    """The plan. Raises ConfigError for what cannot be asked; that something does not fit is an answer, with a note."""
     runs = _runs(geometry)
     notes = list(geometry.notes)
     is_octavo = request.engine == "octavo"
@@ -180,12 +180,25 @@ def make_plan(geometry: Geometry, request: PlanRequest) -> Plan:
         is_exact=is_octavo and runs and geometry.exact,
         notes=tuple(notes),
     )
-    if plan.num_blocks == 0:
-        raise MemoryBudgetError(
-            f"a KV cache of {plan.kv_budget_bytes} bytes holds no block: one block of {pool.block_size} tokens has "
-            f"{pool.bytes_per_block} bytes; give more memory, or a smaller format with --kv-cache-dtype"
-        )
-    return plan
+    return replace(plan, notes=(*plan.notes, *_what_does_not_fit(plan)))
+
+
+def _what_does_not_fit(plan: Plan) -> list[str]:
+    """Sentences with the arithmetic, where no sequence of the context fits."""
+    request = plan.request
+    if plan.kv_budget_bytes == 0 and request.memory_bytes is not None:
+        return [
+            f"nothing fits: {request.memory_bytes} bytes x {memory_share(request):g}, less "
+            f"{plan.rank_weights_bytes} of weights and {request.overhead_bytes} set aside, leaves no cache; give more "
+            "memory, more ranks (--tensor-parallel-size) or smaller weights (--weights-dtype)"
+        ]
+    if plan.max_sequences == 0:
+        return [
+            f"no sequence of {plan.context} tokens fits: it needs "
+            f"{plan.pool.blocks_for(plan.context) * plan.pool.bytes_per_block} bytes of cache and there are "
+            f"{plan.kv_budget_bytes}; give more memory, a shorter --context or a smaller --kv-cache-dtype"
+        ]
+    return []
 
 
 def _runs(geometry: Geometry) -> bool:
@@ -240,7 +253,7 @@ def _weights(geometry: Geometry, request: PlanRequest, *, runs: bool) -> tuple[s
 
 
 def _budget(request: PlanRequest, weights_bytes: int) -> int | None:
-    """Bytes for the cache on one device. MemoryBudgetError where the weights leave none."""
+    """Bytes for the cache on one device; 0 where the weights leave none."""
     if request.kv_cache_memory is not None:
         return request.kv_cache_memory
     if request.memory_bytes is None:
@@ -248,13 +261,7 @@ def _budget(request: PlanRequest, weights_bytes: int) -> int | None:
     share = memory_share(request)
     usable = math.floor(Fraction(str(share)) * request.memory_bytes)
     left = usable - weights_bytes - request.overhead_bytes
-    if left <= 0:
-        raise MemoryBudgetError(
-            f"{request.memory_bytes} bytes x {share:g} = {usable} bytes, but the weights of a rank need "
-            f"{weights_bytes} and {request.overhead_bytes} are set aside: nothing is left for the cache; give more "
-            "memory, more ranks (--tensor-parallel-size) or smaller weights (--weights-dtype)"
-        )
-    return left
+    return max(0, left)
 
 
 def memory_share(request: PlanRequest) -> float:

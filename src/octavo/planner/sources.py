@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,19 @@ def _of_hub(reference: str, treat_as: str | None) -> Geometry:
     from octavo.models.hub_headers import fetch_headers
 
     found = fetch_headers(repository)
-    return geometry_of(found.config, reference, companion=found.companion, treat_as=treat_as)
+    geometry = geometry_of(found.config, reference, companion=found.companion, treat_as=treat_as)
+    if not found.stored_parameters:
+        return geometry
+    return replace(geometry, stored_bytes=_stored_bytes(found.stored_parameters))
+
+
+def _stored_bytes(counts: Mapping[str, int]) -> int:
+    """Bytes of so many numbers of each safetensors dtype, whose name ends in its bits: BF16, F8_E4M3, I32."""
+    total = 0
+    for dtype, count in counts.items():
+        bits = 8 if dtype == "BOOL" else int("".join(each for each in dtype.partition("_")[0] if each.isdigit()) or 8)
+        total += count * bits // 8
+    return total
 
 
 def geometry_of_numbers(numbers: Numbers) -> Geometry:

@@ -99,16 +99,18 @@ def _grid(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Rows of one table, columns as wide as their longest cell."""
     rows = list(rows)
     names = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_heading(name) for name in names], *([_cell(name, row.get(name)) for name in names] for row in rows)]
+    cells = [[heading(name) for name in names], *([cell_text(name, row.get(name)) for name in names] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(names))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def _heading(name: str) -> str:
+def heading(name: str) -> str:
+    """A column's name in words."""
     return name.replace("_bytes", "").replace("multiply_adds", "madds").replace("_", " ")
 
 
-def _cell(name: str, value: Value | bool) -> str:
+def cell_text(name: str, value: Value | bool) -> str:
+    """A value of a column, by what its name says it is."""
     if value is None:
         return "-"
     if isinstance(value, bool):
