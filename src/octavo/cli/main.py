@@ -16,6 +16,7 @@ import click
 
 from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
+from octavo.cli.explain import explain
 from octavo.cli.generate import generate
 from octavo.cli.models import models
 from octavo.cli.plan import plan
@@ -51,7 +52,7 @@ def octavo(context: click.Context, debug: bool) -> None:
     context.meta[DEBUG_KEY] = debug
 
 
-for _command in (serve, chat, generate, plan, pull, models, doctor):
+for _command in (serve, chat, generate, plan, explain, pull, models, doctor):
     octavo.add_command(_command)
 
 

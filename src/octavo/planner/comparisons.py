@@ -106,11 +106,15 @@ class Comparisons:
 
     def windows(self) -> Iterator[Row]:
         """If every layer saw a window only. Another model, that is: what it would answer, no arithmetic says."""
-        plan = self.plan
-        yield self._beside({"window": None}, plan.cache)
+        for window, cache in self.with_windows():
+            yield self._beside({"window": window}, cache)
+
+    def with_windows(self) -> Iterator[tuple[int | None, CacheBytes]]:
+        """The cache as it is, and with each window."""
+        cache = self.plan.cache
+        yield None, cache
         for window in WINDOWS:
-            groups = tuple(_limited(group, window) for group in plan.cache.groups)
-            yield self._beside({"window": window}, replace(plan.cache, groups=groups))
+            yield window, replace(cache, groups=tuple(_limited(group, window) for group in cache.groups))
 
     def heads(self) -> Iterator[Row]:
         """The same layers with other numbers of KV heads: MHA, GQA in eights, MQA."""

@@ -80,12 +80,12 @@ def plan_text(plan: Plan, comparisons: Comparisons, *, explain: bool = False, wi
         if explain:
             lines.append(f"{'':<24}   = {figure.formula}")
     if len(plan.cache.groups) > 1 or explain:
-        lines += ["", "Groups of layers", *_grid([_group_row(row) for row in groups(plan)])]
+        lines += ["", "Groups of layers", *grid([_group_row(row) for row in groups(plan)])]
     tables = comparisons.tables()
     for name in wide:
         rows = tables.get(name)
         if rows:
-            lines += ["", TITLES[name], *_grid(rows if isinstance(rows, list) else [rows])]
+            lines += ["", TITLES[name], *grid(rows if isinstance(rows, list) else [rows])]
     lines += ["", *(f"note: {note}" for note in plan.notes)] if plan.notes else []
     return "\n".join(lines)
 
@@ -95,7 +95,7 @@ def _group_row(row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in (*keys, "kv_bytes")}
 
 
-def _grid(rows: Iterable[dict[str, Any]]) -> list[str]:
+def grid(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Rows of one table, columns as wide as their longest cell."""
     rows = list(rows)
     names = list(dict.fromkeys(key for row in rows for key in row))
