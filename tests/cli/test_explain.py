@@ -65,8 +65,8 @@ def test_a_shared_prompt_is_held_once() -> None:
     text = told("sharing", "llama-2-7b", "--no-live")
     rows = table(text, "What was found and what was computed")
     assert int(rows[0]["hit tokens"]) == 0
-    system = 31  # words of the system prompt, each a token here
-    assert all(int(row["hit tokens"]) == system for row in rows[1:])
+    system = int(text.split("one system prompt of ")[1].split()[0])
+    assert all(system // 16 * 16 <= int(row["hit tokens"]) <= system for row in rows[1:])
 
 
 def test_recompute_and_its_measurements_are_numbers_of_the_plan() -> None:

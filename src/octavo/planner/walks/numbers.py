@@ -69,16 +69,7 @@ def phases(plan: Plan, measured: Measurements | None) -> Walk:
     else:
         parts.append(Words("With --gpu NAME the table also says what bounds each step on that device."))
     if measured is not None and measured.runs:
-        each = [
-            {
-                "what": run.what,
-                "tokens": run.tokens,
-                "ms": run.with_cache_s * 1e3,
-                "ms_a_token": run.with_cache_s * 1e3 / run.tokens,
-            }
-            for run in measured.runs
-        ]
-        parts.append(Table(f"Measured on {measured.machine}", each))
+        parts.append(_measured_phases(measured))
     parts.append(
         Words(
             "octavo has no phases inside: a request has computed tokens that catch up with its known ones, so that a "
@@ -86,6 +77,19 @@ def phases(plan: Plan, measured: Measurements | None) -> Walk:
         )
     )
     return Walk("Prefill and decode", tuple(parts))
+
+
+def _measured_phases(measured: Measurements) -> Table:
+    rows = [
+        {
+            "what": run.what,
+            "tokens": run.tokens,
+            "ms": run.with_cache_s * 1e3,
+            "ms_a_token": run.with_cache_s * 1e3 / run.tokens,
+        }
+        for run in measured.runs
+    ]
+    return Table(f"Measured on {measured.machine}", rows)
 
 
 def _intensity(name: str, tokens: int, multiply_adds: int, read: int, hardware: Hardware | None) -> dict[str, object]:
