@@ -15,6 +15,7 @@ from octavo.planner.walks.walk import Graph, Part, Table, Walk, Words
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096)
 CONTEXTS = (4096, 32768, 131072)
+LATENT_NUMBERS = 512 + 64  # of DeepSeek's latents: rank and rope key
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,29 @@ def recompute(plan: Plan, measured: Measurements | None) -> Walk:
         )
     doubled = work.without_cache(1, 4096) / work.without_cache(1, 2048)
     doubled_with = work.with_cache(1, 4096) / work.with_cache(1, 2048)
-    chart = Chart(
+    parts: list[Part] = [
+        Words(
+            "To write token n, attention looks at the keys and values of the n - 1 tokens before it. They were "
+            "computed for the token before as well, and for the one before that. Without a cache every new token "
+            "computes all of them again; with one, each token is computed once and kept."
+        ),
+        Table(f"A text by {plan.geometry.model} from its first token on", rows),
+        Graph(_growth(plan)),
+        Words(
+            f"From 2,048 to 4,096 tokens the work without a cache grows {doubled:.2f} times, with it "
+            f"{doubled_with:.2f} times: four and two, quadratic against linear, and what attention over longer texts "
+            f"adds. What is paid is memory: {show_bytes(float(plan.cache.bytes_per_token))} a token."
+        ),
+    ]
+    if measured is not None and measured.runs:
+        parts.append(_measured_texts(measured))
+        parts.append(Words("Both write the same tokens: the cache never changes an answer."))
+    return Walk("What a cache saves", tuple(parts))
+
+
+def _growth(plan: Plan) -> Chart:
+    work = plan.work
+    return Chart(
         f"Multiply-adds of a text, {plan.geometry.model}",
         "tokens written",
         "multiply-adds",
@@ -136,37 +159,21 @@ def recompute(plan: Plan, measured: Measurements | None) -> Walk:
         lambda value: f"{value:g}",
         show_count,
     )
-    parts: list[Part] = [
-        Words(
-            "To write token n, attention looks at the keys and values of the n - 1 tokens before it. They were "
-            "computed for the token before as well, and for the one before that. Without a cache every new token "
-            "computes all of them again; with one, each token is computed once and kept."
-        ),
-        Table(f"A text by {plan.geometry.model} from its first token on", rows),
-        Graph(chart),
-        Words(
-            f"From 2,048 to 4,096 tokens the work without a cache grows {doubled:.2f} times, with it "
-            f"{doubled_with:.2f} times: four and two, quadratic against linear, and what attention over longer texts "
-            f"adds. What is paid is memory: {show_bytes(float(plan.cache.bytes_per_token))} a token."
-        ),
-    ]
-    if measured is not None and measured.runs:
-        parts.append(
-            Table(
-                f"Measured on {measured.machine}: the same text with the cache and with --no-kv-cache",
-                [
-                    {
-                        "new_tokens": run.tokens,
-                        "seconds_with_cache": run.with_cache_s,
-                        "seconds_without": run.without_cache_s,
-                        "times": (run.without_cache_s or 0.0) / run.with_cache_s,
-                    }
-                    for run in measured.runs
-                ],
-            )
-        )
-        parts.append(Words("Both write the same tokens: the cache never changes an answer."))
-    return Walk("What a cache saves", tuple(parts))
+
+
+def _measured_texts(measured: Measurements) -> Table:
+    return Table(
+        f"Measured on {measured.machine}: the same text with the cache and with --no-kv-cache",
+        [
+            {
+                "new_tokens": run.tokens,
+                "seconds_with_cache": run.with_cache_s,
+                "seconds_without": run.without_cache_s,
+                "times": (run.without_cache_s or 0.0) / run.with_cache_s,
+            }
+            for run in measured.runs
+        ],
+    )
 
 
 def memory(plan: Plan) -> Walk:
@@ -225,7 +232,6 @@ def compression(plan: Plan) -> Walk:
             {key: row[key] for key in (name, *(["attention"] if "attention" in row else []), *keys)} for row in rows
         ]
 
-    latent = 512 + 64
     group = next((group for group in plan.cache.groups if group.v_head_dim), None)
     parts: list[Part] = [
         Words(
@@ -250,16 +256,7 @@ def compression(plan: Plan) -> Walk:
         ),
     ]
     if group is not None:
-        numbers = group.numbers_per_entry
-        parts.append(
-            Words(
-                f"A latent (MLA) keeps {latent} numbers of a token and layer for all heads, where this model keeps "
-                f"{numbers}: {1 - latent / numbers:.0%} less, or {numbers / latent:.1f} times smaller."
-                if numbers > latent
-                else f"A latent (MLA) would keep {latent} numbers of a token and layer; this model keeps {numbers}, so "
-                "there is nothing to gain."
-            )
-        )
+        parts.append(_latent_words(group.numbers_per_entry))
     both = replace(plan.cache, kv_format="fp8")
     parts.append(
         Words(
@@ -268,3 +265,16 @@ def compression(plan: Plan) -> Walk:
         )
     )
     return Walk("Three ways of compression", tuple(parts))
+
+
+def _latent_words(numbers: int) -> Words:
+    """numbers: what a layer of the model keeps of a token."""
+    if numbers <= LATENT_NUMBERS:
+        return Words(
+            f"A latent (MLA) would keep {LATENT_NUMBERS} numbers of a token and layer; this model keeps {numbers}, so "
+            "there is nothing to gain."
+        )
+    return Words(
+        f"A latent (MLA) keeps {LATENT_NUMBERS} numbers of a token and layer for all heads, where this model keeps "
+        f"{numbers}: {1 - LATENT_NUMBERS / numbers:.0%} less, or {numbers / LATENT_NUMBERS:.1f} times smaller."
+    )
