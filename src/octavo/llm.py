@@ -31,7 +31,8 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
 from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
 from octavo.executor.kv_storage import KVStorage
-from octavo.executor.memory import available_memory_bytes, check_before_loading, usable_cores
+from octavo.executor.memory import available_memory_bytes, check_before_loading, resident_bytes, usable_cores
+from octavo.executor.memory_plan import MemoryAccount, account
 from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
@@ -90,6 +91,7 @@ class LoadedModel:
     instruction_set: str
     num_threads: int
     scheduler_config: SchedulerConfig
+    memory: MemoryAccount
 
     @property
     def max_model_len(self) -> int:
@@ -98,7 +100,7 @@ class LoadedModel:
     @property
     def degraded(self) -> tuple[str, ...]:
         lost_chat = () if self.chat_error is None else (f"there are completions but no chat: {self.chat_error}",)
-        return (*self.plan.degraded, *lost_chat)
+        return (*self.plan.degraded, *lost_chat, *self.memory.differences())
 
 
 def load(
@@ -117,6 +119,7 @@ def load(
     """
     options, config = scheduler or SchedulerOptions(), executor or ExecutorConfig()
     check_runnable(model)
+    base_bytes = resident_bytes()
     source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
     if options.max_model_len is not None:
         source.config.check_context(options.max_model_len)
@@ -130,11 +133,12 @@ def load(
     spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
     plan = _plan(source, spec, options, config)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
+    storage = KVStorage(spec, plan.num_blocks)
     scheduler_config = options.config(options.max_model_len or source.config.max_context)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
-        core=EngineCore(decider, ModelExecutor(causal_lm, ops, KVStorage(spec, plan.num_blocks))),
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
         chat_template=template,
         chat_error=chat_error,
@@ -150,6 +154,7 @@ def load(
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
+        memory=account(source, weights_dtype, scheduler_config, base_bytes, (storage, causal_lm)),
     )
 
 
