@@ -85,7 +85,6 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float]  # the model's own advice, by field of SamplingParams
     plan: CachePlan
-    weights_bytes: int
     weights_dtype: str
     kv_cache_dtype: str
     instruction_set: str
@@ -96,6 +95,10 @@ class LoadedModel:
     @property
     def max_model_len(self) -> int:
         return self.plan.max_model_len
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.memory.weights_held_bytes
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -114,12 +117,10 @@ def load(
 ) -> LoadedModel:
     """Load a directory, a .gguf file, an alias or a hub id. `chat_template`: Jinja source, instead of the model's own.
 
-    `cache_dir`: where fetched models are kept; None: ~/.cache/octavo, whatever the environment says.
-    Raises ModelError, DownloadError, ConfigError, MemoryBudgetError or KernelError, each with its cure.
+    `cache_dir`: None is ~/.cache/octavo, whatever the environment says. Raises OctavoError, with the cure in its words.
     """
-    options, config = scheduler or SchedulerOptions(), executor or ExecutorConfig()
+    options, config, base_bytes = scheduler or SchedulerOptions(), executor or ExecutorConfig(), resident_bytes()
     check_runnable(model)
-    base_bytes = resident_bytes()
     source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
     if options.max_model_len is not None:
         source.config.check_context(options.max_model_len)
@@ -148,7 +149,6 @@ def load(
         eos_token_ids=source.generation.eos_token_ids or tokenizer.eos_token_ids,
         default_sampling=source.generation.sampling,
         plan=plan,
-        weights_bytes=causal_lm.weights_bytes,
         weights_dtype=weights_dtype,
         kv_cache_dtype=kv_format,
         instruction_set=ops.instruction_set,

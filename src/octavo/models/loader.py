@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from octavo.models.generation import GenerationDefaults, generation_from_directo
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
 from octavo.models.llama import LlamaModel
+from octavo.models.packed_size import packed_bytes
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
 from octavo.models.tensor_file import TensorFile, tensors_digest
 from octavo.models.weight_names import GGUF, HUGGING_FACE, check_tensors, expected_shapes
@@ -64,9 +64,13 @@ class ModelSource:
     weights: WeightSource
 
     def weights_bytes(self, weights_dtype: str) -> int:
-        """What the weights will take in memory as "f32" or "bf16", less what little their packing adds."""
-        shapes = expected_shapes(self.config, self.weights.names).values()
-        return sum(math.prod(shape) * (2 if weights_dtype == "bf16" and len(shape) > 1 else 4) for shape in shapes)
+        """What the weights will take in memory in this dtype."""
+        file, names = self.weights.file, self.weights.names
+        vocabulary = (f"{names.embedding}.weight", f"{names.head}.weight")
+        return sum(
+            packed_bytes(shape, weights_dtype, file.tensors[name].dtype, is_of_vocabulary=name in vocabulary)
+            for name, shape in expected_shapes(self.config, names).items()
+        )
 
 
 def open_model(path: Path) -> ModelSource:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 
 from octavo.errors import ModelError
 from octavo.planner.fields import MAX_LAYERS, Fields
-from octavo.planner.geometry import KVGroup, Tensor
+from octavo.planner.geometry import EMBEDDING, KVGroup, Tensor
 
 MAX_HEAD_DIM = 1 << 16
-EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)

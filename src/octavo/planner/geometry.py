@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -19,12 +21,18 @@ class Tensor:
     layers: tuple[int, ...] = ()  # (): once, outside the layers
     copies: int = 1  # experts
     used: int = 1  # how many of the copies a token goes through
+    stored: str = ""  # how a file has it, where one was read
     role: str = "matrix"  # "matrix" multiplies every token; "lookup" is read by rows; "vector" is added or scales
 
     @property
     def numbers(self) -> int:
         """Of one copy in one layer."""
         return math.prod(self.shape)
+
+    @property
+    def is_of_vocabulary(self) -> bool:
+        """The embedding or the head."""
+        return self.name in (EMBEDDING, HEAD)
 
     @property
     def count(self) -> int:
@@ -129,6 +137,7 @@ class Geometry:
     notes: tuple[str, ...] = ()
     given: Mapping[str, object] = field(default_factory=dict)  # the config, for the engines that read more of it
     stored_bytes: int | None = None  # of the weights, where the file's own header told
+    stored_dtype: str = ""  # of most of them, where it did
 
     @property
     def parameters(self) -> int:

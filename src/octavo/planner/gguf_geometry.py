@@ -102,6 +102,7 @@ def geometry_of_header(
         score_dim=key_length,
         mix_dim=rank or value_length,
         stored_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+        stored_dtype=_stored_dtype(tensors.values()),
     )
 
 
@@ -155,9 +156,13 @@ def _tensors(tensors: Mapping[str, TensorInfo], experts_used: int) -> list[Tenso
         plain = "lm_head.weight" if has_head and name == "output.weight" else plain
         if len(info.shape) == 3 and "_exps" in name:
             copies = info.shape[0]
-            found.append(Tensor(plain, info.shape[1:], copies=copies, used=min(copies, experts_used), role=role))
+            found.append(
+                Tensor(
+                    plain, info.shape[1:], copies=copies, used=min(copies, experts_used), stored=info.dtype, role=role
+                )
+            )
         else:
-            found.append(Tensor(plain, info.shape, role=role))
+            found.append(Tensor(plain, info.shape, stored=info.dtype, role=role))
     return found
 
 
@@ -240,6 +245,15 @@ def _state(keys: _Keys) -> KVGroup:
         (),
         state_numbers=inner * state + (kernel - 1) * (inner + 2 * groups * state),
     )
+
+
+def _stored_dtype(tensors: Iterable[TensorInfo]) -> str:
+    """What most numbers of the matrices are stored as."""
+    count: dict[str, int] = {}
+    for info in tensors:
+        if len(info.shape) == 2:
+            count[info.dtype] = count.get(info.dtype, 0) + info.shape[0] * info.shape[1]
+    return max(count, key=lambda name: count[name], default="")
 
 
 def _dtype(tensors: Iterable[TensorInfo]) -> str:

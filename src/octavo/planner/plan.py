@@ -14,6 +14,7 @@ from fractions import Fraction
 from octavo.core.kv_spec import FORMAT_BYTES
 from octavo.errors import ConfigError
 from octavo.models.config import SUPPORTED_ARCHITECTURES
+from octavo.models.packed_size import auto_weights_dtype, packed_bytes
 from octavo.planner.arithmetic import Step, Work, decode_step
 from octavo.planner.cache_bytes import CacheBytes, read_format, sharded
 from octavo.planner.families import family_named
@@ -27,6 +28,7 @@ from octavo.planner.quantisation import STORAGE, weight_bytes
 DEFAULT_SHARES: Mapping[str, float] = {"vllm": 0.9, "sglang": 0.9}
 DEVICE_SHARE = 0.95
 DEFAULT_CONTEXT = 4096
+ENGINE_WEIGHTS = ("f32", "bf16", "int8", "int4")  # what octavo's kernels hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,14 +240,16 @@ def _kv_format(geometry: Geometry, request: PlanRequest, *, runs: bool) -> tuple
 
 
 def _weights(geometry: Geometry, request: PlanRequest, *, runs: bool) -> tuple[str, int]:
-    """How weights are held, and their bytes. octavo packs matrices in bf16 or f32 and keeps vectors in f32."""
+    """How weights are held, and their bytes. For a model that octavo runs, as its kernels pack them."""
     if runs:
         held = request.weights_dtype
         if held == "auto":
-            held = "f32" if geometry.dtype == "f32" else "bf16"
-        if held in ("f32", "bf16"):
-            vectors = sum(each.parameters for each in geometry.tensors if each.role == "vector")
-            return held, (geometry.parameters - vectors) * (2 if held == "bf16" else 4) + 4 * vectors
+            held = auto_weights_dtype(geometry.stored_dtype or geometry.dtype)
+        if held in ENGINE_WEIGHTS:
+            return held, sum(
+                each.count * packed_bytes(each.shape, held, each.stored, is_of_vocabulary=each.is_of_vocabulary)
+                for each in geometry.tensors
+            )
     if request.weights_dtype != "auto":
         return request.weights_dtype, weight_bytes(geometry, request.weights_dtype)
     name = geometry.quantisation.name if geometry.quantisation else geometry.dtype

@@ -24,6 +24,7 @@ STORAGE: dict[str, tuple[int, int]] = {
     "int8": (1, 1),
     "nvfp4": (16, 9),  # 4 bits and one fp8 scale per 16
     "mxfp4": (32, 17),  # 4 bits and one 8-bit exponent per 32
+    "int4": (2, 1),  # without scales
     "int4-32": (32, 18),  # 4 bits and one 16-bit scale per 32
     "int4-128": (128, 66),
 }
