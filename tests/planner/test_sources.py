@@ -20,6 +20,7 @@ from octavo.planner.known_models import known_config, known_names
 from octavo.planner.lengths import read_lengths
 from octavo.planner.sources import open_geometry
 from tests.models.tiny_gguf import make_tiny_gguf
+from tests.models.tiny_models import make_tiny_model
 
 
 def write_gguf(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, tuple[int, ...]]) -> Path:
@@ -120,6 +121,36 @@ def test_the_alias_is_the_real_file(smollm2_path: Path) -> None:
     by_name, by_file = open_geometry("smollm2"), open_geometry(str(smollm2_path))
     assert by_name.parameters == by_file.parameters
     assert by_name.groups == by_file.groups
+
+
+def test_a_directory_is_counted_by_its_files(tmp_path: Path) -> None:
+    """The files decide over the config: what they store, and how many bytes they have."""
+    make_tiny_model(tmp_path / "one", dtype="bf16")
+    make_tiny_model(tmp_path / "many", dtype="f16", num_shards=3)
+    one, many = open_geometry(str(tmp_path / "one")), open_geometry(str(tmp_path / "many"))
+    assert one.stored_bytes == many.stored_bytes == 2 * one.parameters
+    assert (one.dtype, many.dtype) == ("bf16", "f16")
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    (tmp_path / "one" / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
+    assert open_geometry(str(tmp_path / "one")).dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        (2).to_bytes(8, "little") + b"[]",
+        (8).to_bytes(8, "little") + b'{"a":1}\n',
+        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}'.ljust(60),
+    ],
+)
+def test_damaged_headers_are_refused(data: bytes, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
+        open_geometry(str(tmp_path))
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, files: dict[str, object], stored: object) -> None:

@@ -17,6 +17,7 @@ from octavo.models.json_file import read_json
 from octavo.planner.config_geometry import attention_name, geometry_of
 from octavo.planner.geometry import Geometry, KVGroup, Tensor
 from octavo.planner.known_models import known_config, known_names
+from octavo.planner.stored_weights import stored_weights
 
 _COMPANION = "hf_quant_config.json"
 
@@ -56,7 +57,11 @@ def open_geometry(reference: str, *, treat_as: str | None = None) -> Geometry:
 def _of_directory(path: Path, treat_as: str | None) -> Geometry:
     config = path / "config.json"
     if config.is_file():
-        return _of_file(config, treat_as, name=path.resolve().name)
+        geometry = _of_file(config, treat_as, name=path.resolve().name)
+        stored = stored_weights(path)
+        if stored is None:
+            return geometry
+        return replace(geometry, stored_bytes=stored.num_bytes, dtype=stored.main_dtype or geometry.dtype)
     found = sorted(path.glob("*.gguf"))
     if len(found) == 1:
         return _of_file(found[0], treat_as)
