@@ -223,7 +223,7 @@ def arcee(draft: Draft) -> None:
 def starcoder2(draft: Draft) -> None:
     """Biases everywhere; layer norms; no gate."""
     bias = draft.fields.flag("use_bias", True)
-    window = draft.fields.get("sliding_window")
+    window = draft.fields.integer("sliding_window") if draft.fields.has("sliding_window") else None
     mixed_attention(draft, draft.layers, window, bias=bias, out_bias=bias)
     draft.mlp(draft.fields.integer("intermediate_size"), draft.layers, gated=False, bias=bias)
     draft.norms(PRE, draft.layers, bias=True)
@@ -233,7 +233,7 @@ def starcoder2(draft: Draft) -> None:
 def mllama(draft: Draft) -> None:
     """Llama 3.2 Vision: some layers look at the image's keys, which do not grow with the text."""
     fields = draft.fields
-    cross = tuple(layer for layer in fields.sequence("cross_attention_layers") or () if layer < draft.num_layers)
+    cross = tuple(layer for layer in fields.layers("cross_attention_layers") if layer < draft.num_layers)
     own = [layer for layer in draft.layers if layer not in cross]
     heads = draft.heads()
     draft.attention(heads, own)

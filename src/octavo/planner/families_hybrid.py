@@ -14,8 +14,10 @@ from octavo.planner.draft import Draft, Heads
 from octavo.planner.families_dense import PRE
 from octavo.planner.families_latent import latent_attention
 from octavo.planner.families_moe import deepseek_experts
+from octavo.planner.fields import Fields
 from octavo.planner.geometry import KVGroup
 
+MAX_MULTIPLIER = 1000.0
 _DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -45,7 +47,7 @@ def qwen3_next(draft: Draft) -> None:
     draft.attention(draft.heads(), full, bias=bias, out_bias=bias, qk_norm="head", gated=True)
     _delta_net(draft, linear)
     if fields.has("num_experts"):
-        dense = set(fields.sequence("mlp_only_layers") or ())
+        dense = set(fields.layers("mlp_only_layers"))
         step = fields.integer("decoder_sparse_step", 1)
         sparse = [layer for layer in draft.layers if layer not in dense and (layer + 1) % step == 0]
         draft.moe(fields.integer("moe_intermediate_size"), sparse)
@@ -165,7 +167,9 @@ def nemotron_h(draft: Draft) -> None:
     fields = draft.fields
     letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
     named = fields.sequence("layers_block_type")
-    pattern = "".join(letters.get(each, "?") for each in named) if named else fields.text("hybrid_override_pattern")
+    pattern = (
+        "".join(letters.get(str(each), "?") for each in named) if named else fields.text("hybrid_override_pattern")
+    )
     if len(pattern) != draft.num_layers or set(pattern) - set("M*-E"):
         raise ModelError(
             f"{fields.name}: hybrid_override_pattern {pattern!r} must have one of M, *, - and E for each of "
@@ -212,7 +216,7 @@ def kimi_linear(draft: Draft) -> None:
     linear = fields.section("linear_attn_config")
     if linear is None:
         raise ModelError(f"{fields.name} has no linear_attn_config; it is not complete: download it again")
-    full = [layer - 1 for layer in linear.sequence("full_attn_layers") or ()]
+    full = [layer - 1 for layer in linear.layers("full_attn_layers")]
     delta = [layer for layer in draft.layers if layer not in set(full)]
     latent_attention(draft, full, out_gate=fields.flag("mla_use_output_gate"))
     _kimi_delta(draft, delta, linear.integer("num_attention_heads"), linear.integer("head_dim"))
@@ -270,18 +274,22 @@ def deci(draft: Draft) -> None:
     by_width: dict[int, list[int]] = {}
     linear: list[int] = []
     for layer, block in enumerate(blocks):
-        attention, ffn = block.get("attention") or {}, block.get("ffn") or {}
-        if attention.get("n_heads_in_group"):
-            by_kv.setdefault(num_heads // attention["n_heads_in_group"], []).append(layer)
-        elif attention.get("replace_with_linear"):
+        section = Fields({"block": block}, f"{fields.name}: block_configs").section("block")
+        attention = section.section("attention") if section is not None else None
+        ffn = section.section("ffn") if section is not None else None
+        if attention is not None and attention.has("n_heads_in_group"):
+            by_kv.setdefault(num_heads // attention.integer("n_heads_in_group"), []).append(layer)
+        elif attention is not None and attention.flag("replace_with_linear"):
             linear.append(layer)
-        if ffn.get("ffn_mult"):
-            wanted = int(2 * ffn["ffn_mult"] * draft.hidden / 3)
+        multiplier = ffn.number("ffn_mult", 0.0) if ffn is not None else 0.0
+        if 0 < multiplier < MAX_MULTIPLIER:
+            wanted = int(2 * multiplier * draft.hidden / 3)
             by_width.setdefault(-(-wanted // 256) * 256, []).append(layer)
     for kv, layers in sorted(by_kv.items()):
         draft.attention(draft.checked(Heads(num_heads, kv, head_dim, head_dim)), layers)
         draft.norms(PRE[:1], layers)
-    draft.matrix("self_attn.linear_attn", draft.hidden, draft.hidden, linear) if linear else None
+    if linear:
+        draft.matrix("self_attn.linear_attn", draft.hidden, draft.hidden, linear)
     for width, layers in sorted(by_width.items()):
         draft.mlp(width, layers)
         draft.norms(PRE[1:], layers)

@@ -83,7 +83,7 @@ def deepseek_v4(draft: Draft) -> None:
     One vector is K and V of all heads. The compressors keep the tokens of an unfinished entry in f32.
     """
     fields = draft.fields
-    ratios = fields.per_layer("compress_ratios", draft.num_layers) or [0] * draft.num_layers
+    ratios = fields.numbers_per_layer("compress_ratios", draft.num_layers) or [0] * draft.num_layers
     dim, num_heads = fields.integer("head_dim"), fields.integer("num_attention_heads")
     q_rank = fields.integer("q_lora_rank")
     draft.vector("self_attn.sinks", num_heads, draft.layers)

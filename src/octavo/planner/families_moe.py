@@ -48,7 +48,7 @@ def _qwen_experts(draft: Draft, shared: int) -> None:
     """Layers with experts: each `decoder_sparse_step`-th, but for those that `mlp_only_layers` names."""
     fields = draft.fields
     step = fields.integer("decoder_sparse_step", 1)
-    dense = set(fields.sequence("mlp_only_layers") or ())
+    dense = set(fields.layers("mlp_only_layers"))
     sparse = [layer for layer in draft.layers if layer not in dense and (layer + 1) % step == 0]
     draft.moe(fields.integer("moe_intermediate_size"), sparse)
     if shared and sparse:
@@ -169,7 +169,7 @@ def llama4(draft: Draft) -> None:
         chunked = Heads(heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.v_head_dim, chunk, "chunk")
         draft.attention(chunked, local, bias=bias, out_bias=bias)
     step = fields.integer("interleave_moe_layer_step", 1)
-    named = fields.sequence("moe_layers")
+    named = fields.layers("moe_layers")
     sparse = named if named else [layer for layer in draft.layers if (layer + 1) % step == 0]
     width = fields.integer("intermediate_size")
     draft.moe(width, sparse, shared=width, name="feed_forward")

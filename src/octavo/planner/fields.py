@@ -97,14 +97,30 @@ class Fields:
             raise ModelError(f"{self.name}: {key} is {reprlib.repr(value)}; it must be a list")
         return list(value)
 
+    def numbers_per_layer(self, key: str, num_layers: int) -> list[int] | None:
+        """The same, of whole numbers that are not negative."""
+        found = self.per_layer(key, num_layers)
+        for each in found or ():
+            if type(each) is not int or not 0 <= each <= _MAX_NUMBER:
+                raise ModelError(f"{self.name}: {key} has {reprlib.repr(each)}; it must have whole numbers")
+        return found
+
+    def layers(self, key: str) -> list[int]:
+        """A list of layers; [] where there is none."""
+        found = self.sequence(key) or []
+        for each in found:
+            if type(each) is not int or not 0 <= each <= MAX_LAYERS:
+                raise ModelError(f"{self.name}: {key} has {reprlib.repr(each)}; it must be a list of layers")
+        return found
+
     def section(self, key: str) -> Fields | None:
         """An object inside the config, as fields of its own."""
         value = self.get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise ModelError(f"{self.name}: {key} is {reprlib.repr(value)}; it must be an object")
-        return Fields(value, f"{self.name}: {key}")
+            raise ModelError(f"{self.name}: {reprlib.repr(key)} is {reprlib.repr(value)}; it must be an object")
+        return Fields(value, f"{self.name}: {key if key.isprintable() else reprlib.repr(key)}")
 
     def per_layer(self, key: str, num_layers: int) -> list[Any] | None:
         """A list with one value for each layer; longer ones (with layers for speculation) are cut."""

@@ -6,11 +6,15 @@ what the numbers mean.
 
 from __future__ import annotations
 
+import itertools
 import re
+import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from octavo.errors import ModelError
 from octavo.planner.fields import Fields
 from octavo.planner.geometry import Geometry, Quantisation, Tensor
 
@@ -28,63 +32,82 @@ STORAGE: dict[str, tuple[int, int]] = {
     "int4-32": (32, 18),  # 4 bits and one 16-bit scale per 32
     "int4-128": (128, 66),
 }
+_MAX_PATTERN, _MAX_STARS = 300, 12
+_NESTED = re.compile(r"[*+}?]\)[*+{]")  # a repetition of what already repeats
 _PREFIX = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)")
 
 
 def quantisation_of(fields: Fields, outer: Fields, companion: Mapping[str, Any] | None) -> Quantisation | None:
     """What config and companion say together; the companion goes first where both speak."""
-    given = fields.values.get("quantization_config") or outer.values.get("quantization_config")
-    own: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-    beside = (companion or {}).get("quantization")
-    beside = beside if isinstance(beside, Mapping) else {}
-    if not own and not beside:
+    own = fields.section("quantization_config") or outer.section("quantization_config")
+    beside = None if companion is None else Fields(companion, f"{fields.name}: its companion").section("quantization")
+    if own is None and beside is None:
         return None
-    merged = {**own, **{key: value for key, value in beside.items() if value is not None}}
-    algorithm = str(merged.get("quant_algo") or merged.get("quant_method") or "").lower()
-    scheme = _scheme(algorithm, merged, fields)
+    merged = {**(own.values if own else {})}
+    if beside is not None:
+        merged |= {key: value for key, value in beside.values.items() if value is not None}
+    how = Fields(merged, f"{fields.name}: its quantisation")
+    algorithm = str(merged.get("quant_algo") or merged.get("quant_method") or "").lower()[:40]
     skipped = [
         pattern
         for key in ("ignore", "exclude_modules", "modules_to_not_convert")
-        for pattern in merged.get(key) or ()
+        for pattern in how.sequence(key) or ()
         if isinstance(pattern, str)
     ]
-    named = merged.get("quantized_layers")
     rules: list[tuple[str, str | None]] = [(pattern, None) for pattern in skipped]
-    if isinstance(named, Mapping):
-        for name, how in named.items():
-            rules.append((str(name) + "*", _scheme(str((how or {}).get("quant_algo", "")).lower(), how or {}, fields)))
-    return Quantisation(algorithm, scheme, tuple(rules), _kv_format(merged))
+    named = how.section("quantized_layers")
+    for name in named.values if named is not None else ():
+        layer = named.section(str(name)) if named is not None else None
+        if layer is not None:
+            rules.append((f"{name}*", _scheme(layer.text("quant_algo").lower(), layer, fields)))
+    for pattern, _ in rules:
+        _check_pattern(pattern, how.name)
+    return Quantisation(algorithm, _scheme(algorithm, how, fields), tuple(rules), _kv_format(merged))
 
 
-def _scheme(algorithm: str, how: Mapping[str, Any], fields: Fields) -> str | None:
+def _check_pattern(pattern: str, where: str) -> None:
+    """Patterns are a stranger's: short, and expressions without a repetition inside a repetition."""
+    is_expression = pattern.startswith("re:")
+    try:
+        is_long = len(pattern) > _MAX_PATTERN or pattern.count("*") > _MAX_STARS
+        if is_long or (is_expression and _NESTED.search(pattern)):
+            raise ValueError("it is too long, or repeats a repetition")
+        if is_expression:
+            re.compile(pattern[3:])
+    except (ValueError, re.error) as error:
+        raise ModelError(f"{where} has the pattern {reprlib.repr(pattern)}, which cannot be used: {error}") from error
+
+
+def _scheme(algorithm: str, how: Fields, fields: Fields) -> str | None:
     """The storage of a quantised matrix."""
     if "nvfp4" in algorithm:
         return "nvfp4"
-    if algorithm == "mxfp4" or "mxfp4" in str(how.get("format", "")):
+    if algorithm == "mxfp4" or "mxfp4" in str(how.get("format")):
         return "mxfp4"
     if algorithm == "fp8":
-        if fields.values.get("expert_dtype") == "fp4":
+        if fields.get("expert_dtype") == "fp4":
             return "fp8-block"
         return "fp8-block" if how.get("weight_block_size") else "fp8"
     if algorithm in ("compressed-tensors", "gptq", "awq"):
-        weights = _weights_of(how)
-        bits, group = int(weights.get("num_bits") or 4), int(weights.get("group_size") or 128)
+        bits, group, kind = _weights_of(how)
         if bits == 8:
-            return "fp8" if weights.get("type") == "float" else "int8"
+            return "fp8" if kind == "float" else "int8"
         return "int4-32" if group == 32 else "int4-128"
     if algorithm == "mixed_precision" and how.get("fmt") and how.get("quant_method") == "fp8":
         return "fp8-block"
     return None
 
 
-def _weights_of(how: Mapping[str, Any]) -> Mapping[str, Any]:
-    groups = how.get("config_groups")
-    if isinstance(groups, Mapping):
-        for group in groups.values():
-            weights = group.get("weights") if isinstance(group, Mapping) else None
-            if isinstance(weights, Mapping):
-                return weights
-    return {"num_bits": how.get("bits", how.get("w_bit", 4)), "group_size": how.get("group_size", 128)}
+def _weights_of(how: Fields) -> tuple[int, int, str]:
+    """Bits, numbers of a group and kind of number."""
+    groups = how.section("config_groups")
+    for name in groups.values if groups is not None else ():
+        group = groups.section(str(name)) if groups is not None else None
+        weights = group.section("weights") if group is not None else None
+        if weights is not None:
+            return weights.integer("num_bits", 4), weights.integer("group_size", 128, least=-1), weights.text("type")
+    bits = how.integer("bits", how.integer("w_bit", 4))
+    return bits, how.integer("group_size", 128, least=-1), ""
 
 
 def _kv_format(merged: Mapping[str, Any]) -> str | None:
@@ -95,12 +118,40 @@ def _kv_format(merged: Mapping[str, Any]) -> str | None:
     return "fp8" if isinstance(named, str) and named.upper() == "FP8" else None
 
 
-@lru_cache(maxsize=4096)
-def _pattern(pattern: str) -> re.Pattern[str]:
-    if pattern.startswith("re:"):
-        return re.compile(pattern[3:])
-    stars = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", _PREFIX.sub("", pattern)))
-    return re.compile(stars + r"($|\.)")
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """Patterns behind each other that say the same storage."""
+
+    storage: str | None
+    beginnings: tuple[str, ...]  # of names with a dot behind them: most patterns are a whole name, or one and a star
+    expressions: tuple[tuple[re.Pattern[str], bool], ...]  # and whether it is for the whole name, prefixes and all
+
+    def fit(self, name: str, short: str) -> bool:
+        if short.startswith(self.beginnings):
+            return True
+        return any(expression.match(name if whole else short) for expression, whole in self.expressions)
+
+
+@lru_cache(maxsize=64)
+def _compiled(rules: tuple[tuple[str, str | None], ...]) -> tuple[_Patterns, ...]:
+    """A config may have thousands of patterns, and a model thousands of matrices: they are compared in one go."""
+    found = []
+    for storage, group in itertools.groupby(rules, key=lambda rule: rule[1]):
+        beginnings: list[str] = []
+        expressions: list[tuple[re.Pattern[str], bool]] = []
+        for pattern, _ in group:
+            short = _PREFIX.sub("", pattern)
+            if pattern.startswith("re:"):
+                expressions.append((re.compile(pattern[3:]), True))
+            elif "*" not in short:
+                beginnings.append(f"{short}.")
+            elif short.index("*") == len(short) - 1:
+                beginnings.append(short[:-1])
+            else:
+                parts = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", short))
+                expressions.append((re.compile(parts + r"($|\.)"), False))
+        found.append(_Patterns(storage, tuple(beginnings), tuple(expressions)))
+    return tuple(found)
 
 
 def weight_bytes(geometry: Geometry, dtype: str | None = None) -> int:
@@ -147,8 +198,8 @@ def _names_head(quantised: Quantisation) -> bool:
 
 
 def _storage_of(quantised: Quantisation, name: str) -> str | None:
-    short = _PREFIX.sub("", name).removesuffix(".weight")
-    for pattern, storage in quantised.rules:
-        if _pattern(pattern).match(short if not pattern.startswith("re:") else name):
-            return storage
+    short = _PREFIX.sub("", name).removesuffix(".weight") + "."
+    for patterns in _compiled(quantised.rules):
+        if patterns.fit(name, short):
+            return patterns.storage
     return quantised.scheme
