@@ -32,7 +32,8 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
 from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
 from octavo.executor.kv_storage import KVStorage
-from octavo.executor.memory import available_memory_bytes, check_before_loading, usable_cores
+from octavo.executor.memory import available_memory_bytes, check_before_loading, resident_bytes, usable_cores
+from octavo.executor.memory_plan import MemoryAccount, account
 from octavo.executor.model_executor import ModelExecutor
 from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
@@ -87,21 +88,25 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float]  # the model's own advice, by field of SamplingParams
     plan: CachePlan
-    weights_bytes: int
     weights_dtype: str
     kv_cache_dtype: str
     instruction_set: str
     num_threads: int
     scheduler_config: SchedulerConfig
+    memory: MemoryAccount
 
     @property
     def max_model_len(self) -> int:
         return self.plan.max_model_len
 
     @property
+    def weights_bytes(self) -> int:
+        return self.memory.weights_held_bytes
+
+    @property
     def degraded(self) -> tuple[str, ...]:
         lost_chat = () if self.chat_error is None else (f"there are completions but no chat: {self.chat_error}",)
-        return (*self.plan.degraded, *lost_chat)
+        return (*self.plan.degraded, *lost_chat, *self.memory.differences())
 
 
 def load(
@@ -115,10 +120,9 @@ def load(
 ) -> LoadedModel:
     """Load a directory, a .gguf file, an alias or a hub id. `chat_template`: Jinja source, instead of the model's own.
 
-    `cache_dir`: where fetched models are kept; None: ~/.cache/octavo, whatever the environment says.
-    Raises ModelError, DownloadError, ConfigError, MemoryBudgetError or KernelError, each with its cure.
+    `cache_dir`: None is ~/.cache/octavo, whatever the environment says. Raises OctavoError, with the cure in its words.
     """
-    options, config = scheduler or SchedulerOptions(), executor or ExecutorConfig()
+    options, config, base_bytes = scheduler or SchedulerOptions(), executor or ExecutorConfig(), resident_bytes()
     check_runnable(model)
     source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
     if options.max_model_len is not None:
@@ -133,11 +137,12 @@ def load(
     spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
     plan = _plan(source, spec, options, config)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
+    storage = KVStorage(spec, plan.num_blocks)
     scheduler_config = options.config(options.max_model_len or source.config.max_position_embeddings)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
-        core=EngineCore(decider, ModelExecutor(causal_lm, ops, KVStorage(spec, plan.num_blocks))),
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
         chat_template=template,
         chat_error=chat_error,
@@ -147,12 +152,12 @@ def load(
         eos_token_ids=source.generation.eos_token_ids or tokenizer.eos_token_ids,
         default_sampling=source.generation.sampling,
         plan=plan,
-        weights_bytes=causal_lm.weights_bytes,
         weights_dtype=weights_dtype,
         kv_cache_dtype=kv_format,
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
+        memory=account(source, weights_dtype, scheduler_config, base_bytes, (storage, causal_lm)),
     )
 
 

@@ -87,7 +87,32 @@ def test_it_says_what_it_serves_answers_the_line_that_it_shows_and_ends(tiny_mod
         status = ask(f"{url}/v1/kv/status")
         assert status["num_blocks"] == num_blocks
         assert status["num_blocks"] * status["kv_bytes_per_block"] == num_bytes
-        assert "octavo: stopped by SIGTERM; every request had its answer" in end(process, signal.SIGTERM)
+        memory = status["memory"]
+        assert num_bytes == memory["kv_bytes"] == memory["kv_allocated_bytes"] == status["kv_bytes"]
+        assert memory["weights_held_bytes"] > 0
+        assert memory["peak_resident_bytes"] > 0
+        last = end(process, signal.SIGTERM)
+        assert "octavo: stopped by SIGTERM; every request had its answer" in last
+        assert re.search(r"octavo: at most (\d+) bytes were resident, under the \d+ that were planned", last)
+
+
+def test_the_plan_of_the_planner_is_the_servers(tiny_model: Path) -> None:
+    """`octavo plan` says beforehand what the status says of the running server."""
+    from click.testing import CliRunner
+
+    from octavo.cli.main import octavo
+
+    done = CliRunner().invoke(octavo, ["plan", str(tiny_model), "--kv-cache-memory", "8MiB", "--json"])
+    planned = json.loads(done.output)
+    with serving(tiny_model, "--log-level", "info") as (process, lines):
+        status = ask(f"{url_of(lines)}/v1/kv/status")
+        for key in ("num_blocks", "block_size", "kv_bytes_per_block", "kv_bytes_per_token"):
+            assert planned[key] == status[key], key
+        (ours,), (theirs,) = planned["kv_groups"], status["kv_groups"]
+        for key in set(ours) & set(theirs):
+            assert ours[key] == theirs[key], key
+        assert any("allocated as planned" in line for line in lines)
+        end(process, signal.SIGTERM)
 
 
 def test_requests_without_a_seed_repeat_with_the_servers(tiny_model: Path) -> None:

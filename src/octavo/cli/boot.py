@@ -13,6 +13,7 @@ from octavo.cli.units import format_bytes
 
 if TYPE_CHECKING:
     from octavo.cli.loading import OpenModel
+    from octavo.executor.memory_plan import MemoryAccount
 
 TRIED_MESSAGE = "Why is the sky blue?"
 TRIED_TOKENS = 64
@@ -32,6 +33,16 @@ def boot_lines(opened: OpenModel) -> list[str]:
     elif not loaded.scheduler_config.enable_prefix_caching:
         lines.append("--no-enable-prefix-caching: requests share nothing")
     return [*lines, *(f"degraded: {text}" for text in loaded.degraded)]
+
+
+def plan_line(memory: MemoryAccount) -> str:
+    """The plan of the whole process, and whether what was allocated is what was planned."""
+    plan = memory.plan
+    held = "; ".join(memory.differences()) or "allocated as planned"
+    return (
+        f"memory: {plan.weights_bytes} bytes of weights + {plan.kv_bytes} of KV cache, {held}; at most "
+        f"{plan.peak_bytes} resident ({format_bytes(plan.peak_bytes)})"
+    )
 
 
 def ready_lines(url: str, model_name: str, *, is_chat: bool, needs_key: bool) -> list[str]:

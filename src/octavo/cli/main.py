@@ -17,8 +17,10 @@ import click
 from octavo.cli.chat import chat
 from octavo.cli.convert import convert
 from octavo.cli.doctor import doctor
+from octavo.cli.explain import explain
 from octavo.cli.generate import generate
 from octavo.cli.models import models
+from octavo.cli.plan import plan
 from octavo.cli.pull import pull
 from octavo.cli.serve import serve
 from octavo.errors import OctavoError
@@ -51,7 +53,7 @@ def octavo(context: click.Context, debug: bool) -> None:
     context.meta[DEBUG_KEY] = debug
 
 
-for _command in (serve, chat, generate, convert, pull, models, doctor):
+for _command in (serve, chat, generate, convert, plan, explain, pull, models, doctor):
     octavo.add_command(_command)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli import environment
-from octavo.cli.boot import boot_lines, ready_lines
+from octavo.cli.boot import boot_lines, plan_line, ready_lines
 from octavo.cli.flags import config_from, flags_of
 from octavo.cli.model_flags import model_argument, model_flags
 from octavo.engine.config import EngineConfig
@@ -61,10 +61,12 @@ def serve(model: str, served_model_names: tuple[str, ...], seed: int | None, log
     with bind_socket(server_config.host, server_config.port) as bound:
         opened = load_checked(model, flags)
         click.echo("\n".join(boot_lines(opened)), err=True)
+        logging.getLogger("octavo.memory").info(plan_line(opened.loaded.memory))
         engine = start_engine(opened, engine_config, seed)
         info = served_model(opened, served_model_names or (model,))
         report = run_server(engine, info, server_config, bound=bound, on_ready=partial(say_ready, info, server_config))
     click.echo(goodbye(report), err=True)
+    click.echo(memory_line(opened), err=True)
 
 
 def start_engine(opened: OpenModel, config: EngineConfig, seed: int | None) -> AsyncEngine:
@@ -79,6 +81,7 @@ def start_engine(opened: OpenModel, config: EngineConfig, seed: int | None) -> A
 
 def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
     """What the server says of the model."""
+    from octavo.executor.memory import peak_resident_bytes
     from octavo.server.served_model import ServedModel
 
     loaded = opened.loaded
@@ -96,6 +99,8 @@ def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
         weights_dtype=loaded.weights_dtype,
         enable_prefix_caching=loaded.scheduler_config.enable_prefix_caching,
         degraded=loaded.degraded,
+        memory=loaded.memory.as_object(),
+        peak_resident_bytes=peak_resident_bytes,
     )
 
 
@@ -106,6 +111,13 @@ def say_ready(info: ServedModel, config: ServerConfig, address: str) -> None:
     url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     lines = ready_lines(url, info.name, is_chat=info.chat_template is not None, needs_key=bool(config.api_keys))
     click.echo("\n".join(lines), err=True)
+
+
+def memory_line(opened: OpenModel) -> str:
+    """How the plan of the memory held."""
+    from octavo.executor.memory import peak_resident_bytes
+
+    return f"octavo: {opened.loaded.memory.words(peak_resident_bytes())}"
 
 
 def goodbye(report: ServeReport) -> str:

@@ -7,6 +7,7 @@ is for. All paths hang below `root`, so that a test can lay out a machine of its
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from octavo.errors import MemoryBudgetError
@@ -22,6 +23,31 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     if machine is None:
         machine = _sysconf_available()
     return max(0, min([machine, *_control_group_bytes(root)]))
+
+
+def resident_bytes(root: Path = Path("/")) -> int:
+    """Bytes of this process that are in memory now, its mapped files among them."""
+    return _process_bytes(root, "VmRSS")
+
+
+def peak_resident_bytes(root: Path = Path("/")) -> int:
+    """The most that ever were."""
+    return _process_bytes(root, "VmHWM")
+
+
+def _process_bytes(root: Path, wanted: str) -> int:
+    try:
+        lines = (root / "proc/self/status").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == wanted:
+            return int(value.split()[0]) * 1024
+    import resource  # not on every system, and on none that has /proc is it needed
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -7,11 +7,10 @@ with fixed bounds before anything is allocated by it. Format: https://github.com
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from mmap import mmap
 from typing import Any, NoReturn
-
-import numpy as np
 
 from octavo.errors import ModelError
 
@@ -30,17 +29,32 @@ TENSOR_TYPES = {
     14: ("q6_k", 256, 210),
     39: ("mxfp4", 32, 17),
 }
+# What can be counted but not decoded here.
 _OTHER_TYPES = {
-    10: "q2_k",
-    11: "q3_k",
-    16: "iq2_xxs",
-    17: "iq2_xs",
-    18: "iq3_xxs",
-    19: "iq1_s",
-    20: "iq4_nl",
-    21: "iq3_s",
+    9: ("q8_1", 32, 36),
+    10: ("q2_k", 256, 84),
+    11: ("q3_k", 256, 110),
+    15: ("q8_k", 256, 292),
+    16: ("iq2_xxs", 256, 66),
+    17: ("iq2_xs", 256, 74),
+    18: ("iq3_xxs", 256, 98),
+    19: ("iq1_s", 256, 50),
+    20: ("iq4_nl", 32, 18),
+    21: ("iq3_s", 256, 110),
+    22: ("iq2_s", 256, 82),
+    23: ("iq4_xs", 256, 136),
+    24: ("i8", 1, 1),
+    25: ("i16", 1, 2),
+    26: ("i32", 1, 4),
+    27: ("i64", 1, 8),
+    28: ("f64", 1, 8),
+    29: ("iq1_m", 256, 56),
+    34: ("tq1_0", 256, 54),
+    35: ("tq2_0", 256, 66),
 }
-_OTHER_TYPES |= {22: "iq2_s", 23: "iq4_xs", 24: "i8", 28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0"}
+KNOWN_TYPES = TENSOR_TYPES | _OTHER_TYPES
+
+TensorTypes = Mapping[int, tuple[str, int, int]]
 
 _MAX_PAIRS = 1 << 16
 _MAX_TENSORS = 100_000
@@ -83,9 +97,12 @@ class GgufHeader:
     tensors: dict[str, TensorInfo]
 
 
-def read_header(data: mmap, path: str) -> GgufHeader:
-    """The header of the mapped file `data`; ModelError that names `path` for everything that is wrong with it."""
-    reader = _Reader(data, path)
+def read_header(data: mmap, path: str, types: TensorTypes = TENSOR_TYPES) -> GgufHeader:
+    """The header of the mapped file `data`; ModelError that names `path` for everything that is wrong with it.
+
+    types: the tensor types that are taken; with KNOWN_TYPES also those that can only be counted.
+    """
+    reader = _Reader(data, path, types)
     magic = reader.take(4)
     if magic != b"GGUF":
         reader.fail(
@@ -124,7 +141,8 @@ class _Claim:
 class _Reader:
     """A position in the file that never leaves it."""
 
-    def __init__(self, data: mmap, path: str) -> None:
+    def __init__(self, data: mmap, path: str, types: TensorTypes) -> None:
+        self.types = types
         self.data = data
         self.path = path
         self.position = 0
@@ -207,6 +225,8 @@ class _Reader:
             return self.strings(count, key)
         if code not in _DTYPES:
             self.fail(f"metadata {key!r} is an array of the unknown type {code}")
+        import numpy as np  # here, so that whoever only counts a file's bytes need not wait for it
+
         dtype = np.dtype(_DTYPES[code])
         self.need(count * dtype.itemsize)
         start = self.position
@@ -220,13 +240,14 @@ class _Reader:
             self.fail(f"tensor {name!r} has {num_dimensions} dimensions; 1 to {_MAX_DIMENSIONS} are supported")
         sizes = struct.unpack(f"<{num_dimensions}Q", self.take(8 * num_dimensions))
         code, offset = self.number("<I"), self.number("<Q")
-        if code not in TENSOR_TYPES:
-            known = ", ".join(kind[0] for kind in TENSOR_TYPES.values())
+        if code not in self.types:
+            known = ", ".join(kind[0] for kind in self.types.values())
+            called = KNOWN_TYPES[code][0] if code in KNOWN_TYPES else f"type {code}"
             self.fail(
-                f"tensor {name!r} is stored as {_OTHER_TYPES.get(code, f'type {code}')}, which is not supported; "
+                f"tensor {name!r} is stored as {called}, which is not supported; "
                 f"supported are {known}: choose another quantisation of the model"
             )
-        dtype, block, block_bytes = TENSOR_TYPES[code]
+        dtype, block, block_bytes = self.types[code]
         count = 1
         for size in sizes:  # Python's integers do not overflow
             count *= size

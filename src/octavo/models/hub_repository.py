@@ -85,7 +85,7 @@ def _download(reference: str) -> Path:
             return path
         offered = [name for name in huggingface_hub.list_repo_files(repository) if name.endswith(".gguf")]
     except Exception as error:  # the library lets errors of its HTTP client through as well
-        raise DownloadError(_sentence(reference, error)) from error
+        raise DownloadError(reason_of(reference, error)) from error
     if offered:
         raise DownloadError(
             f"{repository} has no safetensors files but these GGUF files: {', '.join(offered[:20])}; name one, as "
@@ -94,7 +94,8 @@ def _download(reference: str) -> Path:
     raise DownloadError(f"{repository} has neither safetensors nor GGUF files, which are what octavo reads")
 
 
-def _sentence(reference: str, error: Exception) -> str:
+def reason_of(reference: str, error: Exception) -> str:
+    """Why the hub did not give what was asked for, in one sentence with a cure."""
     kind = type(error).__name__
     if kind == "GatedRepoError":
         why = "its owner asks for an agreement first; accept it on the hub and log in with `hf auth login`"

@@ -21,6 +21,7 @@ from octavo.models.family import CausalLM
 from octavo.models.generation import GenerationDefaults, generation_from_directory, generation_from_gguf
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
+from octavo.models.packed_size import packed_bytes
 from octavo.models.packing import WeightSource, dtype_of, pack_parts
 from octavo.models.parts import Parts, check_tensors, part_shape, without_prefix
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
@@ -51,14 +52,19 @@ class ModelSource:
     weights: WeightSource
 
     def weights_bytes(self, weights_dtype: str) -> int:
-        """What the weights will take in memory as one of WEIGHTS_DTYPES, less what little their packing adds."""
-        parts = self.weights.parts
-        matrices = sum(
-            math.prod(part_shape(rows)) * (2 if dtype_of(matrix, weights_dtype) == "bf16" else 4)
-            for matrix in parts.matrices
-            for rows in matrix.rows
-        )
-        return matrices + sum(4 * math.prod(vector.shape) for vector in parts.vectors)
+        """What the weights will take in memory in this dtype."""
+        parts, tensors = self.weights.parts, self.weights.file.tensors
+        total = sum(4 * math.prod(vector.shape) for vector in parts.vectors if vector.tensor in tensors)
+        for matrix in parts.matrices:
+            held = dtype_of(matrix, weights_dtype)
+            shapes = [part_shape(rows) for rows in matrix.rows]
+            if any(rows.change is not None for rows in matrix.rows):
+                total += sum(packed_bytes(shape, held) for shape in shapes)
+                continue
+            kinds = {tensors[rows.tensor].dtype for rows in matrix.rows}
+            shape = sum(rows for rows, _ in shapes), shapes[0][1]
+            total += packed_bytes(shape, held, kinds.pop() if len(kinds) == 1 else "")
+        return total
 
 
 def open_model(path: Path) -> ModelSource:

@@ -114,6 +114,8 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "num_blocks": core.num_blocks,
         "block_size": core.block_size,
         "kv_bytes_per_block": core.kv_bytes_per_block,
+        "kv_bytes_per_token": sum(group.bytes_per_token for group in core.kv_groups),
+        "kv_bytes": core.num_blocks * core.kv_bytes_per_block,
         "free_blocks": core.free_blocks,
         "cached_blocks": core.cached_blocks,
         "used_blocks": core.used_blocks,
@@ -133,7 +135,14 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "running": core.running,
         "waiting": core.waiting,
         "degraded": list(model.degraded),
+        "memory": _memory(model),
     }
+
+
+def _memory(model: ServedModel) -> dict[str, int]:
+    """What was planned and allocated for the whole process, and the most that was resident so far."""
+    peak = {} if model.peak_resident_bytes is None else {"peak_resident_bytes": model.peak_resident_bytes()}
+    return {**model.memory, **peak}
 
 
 def _group(group: KVGroupSpec, blocks: GroupBlocks) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.engine.chat_template import ChatTemplate
@@ -31,6 +31,8 @@ class ServedModel:
     weights_dtype: str = ""
     enable_prefix_caching: bool = True
     degraded: tuple[str, ...] = ()
+    memory: Mapping[str, int] = field(default_factory=dict)  # planned and allocated bytes
+    peak_resident_bytes: Callable[[], int] | None = None
 
     @property
     def name(self) -> str:

@@ -1,0 +1,122 @@
+"""The plan of a whole process: what it was before, weights, cache, and what work needs; beside what was allocated.
+
+It reads no process: `memory` does. Blocks and weights are exact; what work and loading need are bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.core.config import SchedulerConfig
+from octavo.executor.kv_storage import KVStorage
+from octavo.models.loader import ModelSource
+
+OVERHEAD_BYTES = 48 << 20  # tokenizer, the libraries' arenas, Python objects of requests
+_F32 = 4
+_ACTIVATION_COPIES = 2  # inputs and outputs of a layer's matrices at once
+_LOGIT_COPIES = 4  # logits, and what sampling makes of them
+_LOADING_TENSORS = 10  # in float32 at once: five matrices of two tensors, on four threads and one being packed
+
+
+class HoldsWeights(Protocol):
+    """A loaded model, as far as its memory goes."""
+
+    @property
+    def weights_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes of a process, decided before its weights are read."""
+
+    base_bytes: int  # resident before the model was opened
+    file_bytes: int  # of the mapped weight files; the system may drop them at any time
+    weights_bytes: int
+    kv_bytes: int
+    working_bytes: int  # at most: activations, logits, tokenizer, libraries
+    loading_bytes: int  # at most: matrices in float32 between the file and the kernels' form
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that can be resident. Loading is over before the cache is written to."""
+        later = max(self.loading_bytes, self.kv_bytes + self.working_bytes)
+        return self.base_bytes + self.file_bytes + self.weights_bytes + later
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """A plan beside what was allocated, read from the buffers themselves."""
+
+    plan: MemoryPlan
+    kv_allocated_bytes: int
+    weights_held_bytes: int
+
+    def words(self, peak_bytes: int) -> str:
+        """One line at the end of a run."""
+        plan = self.plan
+        under = "under" if peak_bytes <= plan.peak_bytes else "ABOVE"
+        return f"at most {peak_bytes} bytes were resident, {under} the {plan.peak_bytes} that were planned"
+
+    def as_object(self) -> dict[str, int]:
+        """The plan and the allocation, as `/v1/kv/status` shows them."""
+        plan = self.plan
+        return {
+            "base_bytes": plan.base_bytes,
+            "file_bytes": plan.file_bytes,
+            "weights_bytes": plan.weights_bytes,
+            "kv_bytes": plan.kv_bytes,
+            "working_bytes": plan.working_bytes,
+            "loading_bytes": plan.loading_bytes,
+            "peak_bytes": plan.peak_bytes,
+            "kv_allocated_bytes": self.kv_allocated_bytes,
+            "weights_held_bytes": self.weights_held_bytes,
+        }
+
+    def differences(self) -> tuple[str, ...]:
+        """What is not as it was planned: nothing, or sentences with both numbers."""
+        found = []
+        if self.kv_allocated_bytes != self.plan.kv_bytes:
+            found.append(f"the KV cache has {self.kv_allocated_bytes} bytes and {self.plan.kv_bytes} were planned")
+        return tuple(found)
+
+
+def account(
+    source: ModelSource,
+    weights_dtype: str,
+    scheduler: SchedulerConfig,
+    base_bytes: int,
+    allocated: tuple[KVStorage, HoldsWeights],
+) -> MemoryAccount:
+    """The plan by the model's headers and the cache's spec, beside the buffers of what was loaded."""
+    headers = source.weights.file.tensors.values()
+    shapes = [header.shape for header in headers]
+    storage, model = allocated
+    plan = MemoryPlan(
+        base_bytes=base_bytes,
+        file_bytes=sum(header.num_bytes for header in headers),
+        weights_bytes=source.weights_bytes(weights_dtype),
+        kv_bytes=storage.spec.pool_bytes(storage.num_blocks),
+        working_bytes=working_bytes(
+            shapes, source.config.num_layers, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        ),
+        loading_bytes=loading_bytes(shapes),
+    )
+    return MemoryAccount(plan, storage.allocated_bytes, model.weights_bytes)
+
+
+def working_bytes(shapes: Sequence[tuple[int, ...]], num_layers: int, num_rows: int, num_sequences: int) -> int:
+    """What steps of so many rows need at most, by the shapes of the model's tensors [outputs, inputs]."""
+    matrices = [shape for shape in shapes if len(shape) == 2]
+    vocab = max((shape[0] for shape in matrices), default=0)
+    outputs = sum(shape[0] for shape in matrices if shape[0] < vocab)
+    activations = num_rows * -(-outputs // max(1, num_layers)) * _F32 * _ACTIVATION_COPIES
+    return activations + num_sequences * vocab * _F32 * _LOGIT_COPIES + OVERHEAD_BYTES
+
+
+def loading_bytes(shapes: Sequence[tuple[int, ...]]) -> int:
+    """What reading the weights needs at most beside them."""
+    largest = sorted((math.prod(shape) for shape in shapes), reverse=True)[:_LOADING_TENSORS]
+    return _F32 * sum(largest)

@@ -1,0 +1,43 @@
+"""How many bytes the kernels hold weights in, as pure arithmetic: what is checked before loading, and planned.
+
+Standard library only. A matrix lies in panels of 16 outputs; int8 and int4 have an f32 scale (or two f16 numbers) for
+each 32 inputs of an output. It knows no layout beyond these sizes.
+"""
+
+from __future__ import annotations
+
+EXACT_IN_INT8 = ("q8_0", "q4_0", "q4_1")  # GGUF blocks that int8 holds without rounding again
+_FOUR_BITS = ("q4_0", "q4_1")
+_LANES, _GROUP = 16, 32
+_GROUP_BYTES = {"int8": 36, "int4": 20}
+_F32 = 4
+
+
+def auto_weights_dtype(stored: str) -> str:
+    """What `--weights-dtype auto` comes to for a model whose matrices are stored so."""
+    if stored in EXACT_IN_INT8:
+        return "int8"
+    return "f32" if stored == "f32" else "bf16"
+
+
+def packed_bytes(
+    shape: tuple[int, ...], weights_dtype: str, stored: str = "", *, is_of_vocabulary: bool = False
+) -> int:
+    """Of one matrix [outputs, inputs], or of a vector, which is kept in f32.
+
+    `stored`: how the file has it; blocks of four bits stay what they are. `is_of_vocabulary`: the embedding or the
+    head, which int4 keeps in int8.
+    """
+    if len(shape) != 2:
+        count = 1
+        for size in shape:
+            count *= size
+        return _F32 * count
+    outputs, inputs = -(-shape[0] // _LANES) * _LANES, shape[1]
+    held = "int8" if weights_dtype == "int4" and is_of_vocabulary else weights_dtype
+    if held in _GROUP_BYTES:
+        group_bytes = _GROUP_BYTES["int4" if stored in _FOUR_BITS else held]
+        return outputs * -(-inputs // _GROUP) * group_bytes
+    if held == "bf16":
+        return outputs * (inputs + inputs % 2) * 2
+    return outputs * inputs * _F32

@@ -1,0 +1,78 @@
+"""The charts of a plan: the cache beside the weights by context, throughput by batch. Numbers come from the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.errors import ConfigError
+from octavo.planner.chart import Chart, Series, draw
+from octavo.planner.plan import Plan
+from octavo.planner.png import as_png
+from octavo.planner.svg import as_svg
+from octavo.planner.tables import show_bytes
+
+CONTEXTS = tuple(1 << power for power in range(8, 21))
+BATCHES = (1, 8, 64)
+STEPS = tuple(1 << power for power in range(10))
+
+
+def write_plot(plan: Plan, path: Path) -> None:
+    """A .svg or .png file; ConfigError for any other ending, or a place that cannot be written."""
+    kind = path.suffix.lower()
+    if kind not in (".svg", ".png"):
+        raise ConfigError(f"--plot {path} ends in {kind or 'nothing'}; it must end in .svg or .png")
+    drawing = draw(charts(plan))
+    data = as_svg(drawing).encode() if kind == ".svg" else as_png(drawing)
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"--plot {path} cannot be written ({error.strerror}); give another place") from error
+
+
+def charts(plan: Plan) -> list[Chart]:
+    found = [_by_context(plan)]
+    if plan.request.hardware is not None and plan.weights_bytes:
+        found.append(_by_batch(plan))
+    return found
+
+
+def _by_context(plan: Plan) -> Chart:
+    series = [
+        Series(
+            f"batch {batch}",
+            tuple((float(context), float(plan.cache.of(context, batch))) for context in CONTEXTS),
+        )
+        for batch in sorted({*BATCHES, plan.request.batch})
+    ]
+    ends = (float(CONTEXTS[0]), float(CONTEXTS[-1]))
+    for name, level in (("weights", plan.weights_bytes), ("memory", plan.request.memory_bytes)):
+        if level:
+            series.append(Series(name, tuple((end, float(level)) for end in ends), is_level=True))
+    kept = tuple(Series(each.name, tuple(p for p in each.points if p[1] > 0), each.is_level) for each in series)
+    return Chart(
+        f"KV cache of {plan.geometry.model} in {plan.cache.kv_format}",
+        "tokens of a sequence",
+        "bytes",
+        tuple(each for each in kept if each.points),
+        _tokens,
+        show_bytes,
+    )
+
+
+def _by_batch(plan: Plan) -> Chart:
+    hardware = plan.request.hardware
+    assert hardware is not None
+    ranks = plan.request.ranks[0]
+    points = tuple((float(batch), batch / plan.step_of(batch).seconds(hardware, ranks)) for batch in STEPS)
+    return Chart(
+        f"Bound of throughput at {plan.context} tokens on {hardware.name}",
+        "sequences in a step",
+        "tokens a second",
+        (Series("roofline", points),),
+        lambda value: f"{value:g}",
+        lambda value: f"{value:,.0f}",
+    )
+
+
+def _tokens(value: float) -> str:
+    return f"{value:g}" if value < 1024 else f"{value / 1024:g}K" if value < 1 << 20 else f"{value / (1 << 20):g}M"

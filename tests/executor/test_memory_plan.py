@@ -1,0 +1,95 @@
+"""The plan of a whole process against its buffers and against the memory that it really took."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo.executor.memory import peak_resident_bytes, resident_bytes
+from octavo.executor.memory_plan import MemoryAccount, MemoryPlan, loading_bytes, working_bytes
+from tests.models.tiny_gguf import make_tiny_gguf
+from tests.models.tiny_models import make_tiny_model
+
+MIB = 1 << 20
+PLAN = MemoryPlan(base_bytes=10, file_bytes=20, weights_bytes=300, kv_bytes=400, working_bytes=50, loading_bytes=60)
+
+# Loads a model, fills its pool several times over, and prints what was planned and the most that was resident.
+SCRIPT = """
+import json, random, sys
+from octavo import LLM, SamplingParams
+path, budget, num_requests = sys.argv[1], *map(int, sys.argv[2:])
+llm = LLM(path, kv_cache_memory=budget, threads=2)
+rng = random.Random(0)
+for _ in range(2):
+    prompts = [[rng.randrange(3, 300) for _ in range(100)] for _ in range(num_requests)]
+    llm.generate(prompts, SamplingParams(max_tokens=8, temperature=0.7, top_p=0.9, ignore_eos=True))
+from octavo.executor.memory import peak_resident_bytes
+print(json.dumps({**llm.model.memory.as_object(), "peak": peak_resident_bytes()}))
+"""
+
+
+def run(path: Path, budget: int, num_requests: int) -> dict[str, int]:
+    arguments = [sys.executable, "-c", SCRIPT, str(path), str(budget), str(num_requests)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_the_real_model_stays_under_its_plan(smollm2_path: Path) -> None:
+    found = run(smollm2_path, 64 * MIB, 64)
+    assert found["kv_allocated_bytes"] == found["kv_bytes"]
+    assert found["weights_held_bytes"] == found["weights_bytes"], "no matrix of this model needs padding"
+    assert found["peak"] <= found["peak_bytes"]
+    assert found["peak"] > found["peak_bytes"] * 0.6, "the plan is not an idle bound"
+
+
+@pytest.mark.parametrize("budget", [1 * MIB, 33 * MIB + 1])
+def test_tiny_models_stay_under_theirs(budget: int, tmp_path: Path) -> None:
+    make_tiny_gguf(tmp_path / "m.gguf", "llama2", "Q8_0")
+    for path in (make_tiny_model(tmp_path / "d", "qwen3"), tmp_path / "m.gguf"):
+        found = run(path, budget, 20)
+        assert found["kv_allocated_bytes"] == found["kv_bytes"]
+        assert found["peak"] <= found["peak_bytes"]
+
+
+def test_loading_is_over_before_the_cache_is_used() -> None:
+    assert PLAN.peak_bytes == 10 + 20 + 300 + 450
+    assert replace(PLAN, loading_bytes=1000).peak_bytes == 10 + 20 + 300 + 1000
+
+
+def test_one_byte_of_difference_is_told() -> None:
+    assert MemoryAccount(PLAN, 400, 300).differences() == ()
+    for allocated in (399, 401):
+        (found,) = MemoryAccount(PLAN, allocated, 300).differences()
+        assert str(allocated) in found
+        assert "400" in found
+
+
+def test_the_end_says_whether_the_plan_held() -> None:
+    account = MemoryAccount(PLAN, 400, 300)
+    assert "under" in account.words(PLAN.peak_bytes)
+    assert "ABOVE" in account.words(PLAN.peak_bytes + 1)
+
+
+def test_bounds_by_shapes() -> None:
+    shapes = [(1000, 8), (8,), (16, 8), (8, 16), (16, 8), (8, 16)]
+    small, wide = (working_bytes(shapes, 2, rows, 4) for rows in (10, 20))
+    assert wide - small == 10 * 24 * 4 * 2
+    assert working_bytes(shapes, 2, 10, 5) - small == 1000 * 4 * 4
+    assert loading_bytes(shapes) == 4 * (8000 + 8 + 4 * 128)
+    assert loading_bytes([]) == 0
+
+
+def test_reading_the_process(tmp_path: Path) -> None:
+    status = tmp_path / "proc" / "self" / "status"
+    status.parent.mkdir(parents=True)
+    status.write_text("Name:\tx\nVmHWM:\t   2000 kB\nVmRSS:\t   1000 kB\n")
+    assert peak_resident_bytes(tmp_path) == 2000 * 1024
+    assert resident_bytes(tmp_path) == 1000 * 1024
+    assert resident_bytes(tmp_path / "absent") > 10 * MIB, "from the system where there is no /proc"
+    assert resident_bytes() <= peak_resident_bytes()
