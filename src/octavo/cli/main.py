@@ -19,6 +19,7 @@ from octavo.cli.doctor import doctor
 from octavo.cli.generate import generate
 from octavo.cli.models import models
 from octavo.cli.pull import pull
+from octavo.cli.replay import replay
 from octavo.cli.serve import serve
 from octavo.errors import OctavoError
 
@@ -50,7 +51,7 @@ def octavo(context: click.Context, debug: bool) -> None:
     context.meta[DEBUG_KEY] = debug
 
 
-for _command in (serve, chat, generate, pull, models, doctor):
+for _command in (serve, chat, generate, pull, models, doctor, replay):
     octavo.add_command(_command)
 
 

@@ -1,0 +1,111 @@
+"""Published hit rates on real traces. `make validate DATA=DIR`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from pathlib import Path
+
+import pytest
+
+from octavo.replay.cache_study import CacheReport, CacheStudy, CacheStudyConfig
+from octavo.replay.lines import BadLines
+from octavo.replay.trace_formats import ReadOptions, read_trace
+
+pytestmark = pytest.mark.data
+
+
+@pytest.fixture(scope="module")
+def data() -> Path:
+    folder = os.environ.get("OCTAVO_DATA")
+    assert folder, "OCTAVO_DATA names the folder of real data; make validate DATA=DIR sets it"
+    return Path(folder)
+
+
+def study(path: Path, options: ReadOptions | None = None, **config: object) -> CacheReport:
+    made = CacheStudy(CacheStudyConfig(**config))  # type: ignore[arg-type]
+    for request in read_trace(str(path), BadLines(skip=True), options):
+        made.add(request)
+    return made.report()
+
+
+MOONCAKE = "traces/mooncake_fast25_conversation_trace.jsonl.gz"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "published", "whole"),
+    [(45_697, 0.3536, 0.3535), (91_395, 0.3634, 0.3631), (137_092, 0.3660, 0.3659), (182_790, 0.3664, 0.3664)],
+)
+def test_mooncake_conversation(data: Path, blocks: int, published: float, whole: float) -> None:
+    """H01: third-party figures, in which the last block of a prompt counts its tokens; and with whole blocks."""
+    found = study(data / MOONCAKE, asked_blocks=blocks, partial_blocks="tokens")
+    assert round(found.at.hit_rate, 4) == published
+    assert round(study(data / MOONCAKE, asked_blocks=blocks).at.hit_rate, 4) == whole
+
+
+def test_mooncake_conversation_without_a_limit(data: Path) -> None:
+    """H06 and H08: 105,710 of 288,500 blocks; the mean lengths of the paper's table 2."""
+    found = study(data / MOONCAKE)
+    assert (found.requests, found.blocks, found.unlimited.hit_blocks) == (12_031, 288_500, 105_710)
+    assert found.distinct_blocks == 182_790
+    assert round(found.tokens / found.requests) == 12_035
+    assert round(found.output_tokens / found.requests) == 343
+
+
+def test_mooncake_at_fifty_million_tokens(data: Path) -> None:
+    """H09: a cache of 97,656 blocks of 512 tokens gives 99% of what is possible."""
+    found = study(data / MOONCAKE, asked_blocks=97_656)
+    assert round(found.at.hit_rate / found.unlimited.hit_rate, 2) == 0.99
+
+
+def test_a_sample_of_mooncake_is_within_its_error(data: Path) -> None:
+    whole = study(data / MOONCAKE, asked_blocks=45_697)
+    sampled = study(data / MOONCAKE, asked_blocks=45_697, sample=0.05)
+    assert abs(sampled.at.hit_rate - whole.at.hit_rate) < 3 * sampled.at.hit_rate_error < 0.03
+
+
+def test_weka_sessions_repeat_what_was_said(data: Path) -> None:
+    """H10: over 739 sessions the hit rate between consecutive requests is 61 / 92 / 96 / 97 / 100% (minimum,
+    quartiles, maximum), mean 93%. Here are 60 of them, so the figures are near, not equal.
+    """
+    rates = []
+    for path in sorted((data / "traces" / "weka_claude_code").iterdir()):
+        hit = asked = 0
+        before: list[object] = []
+        for request in read_trace(str(path), BadLines(skip=True)):
+            names = list(request.block_ids)
+            if before:
+                same = next(
+                    (at for at, pair in enumerate(zip(before, names, strict=False)) if pair[0] != pair[1]), None
+                )
+                hit += min(len(before), len(names)) if same is None else same
+                asked += len(names)
+            before = names
+        if asked:
+            rates.append(hit / asked)
+    low, median, high = statistics.quantiles(rates, n=4)
+    print(
+        f"\nWEKA: {min(rates):.3f} {low:.3f} {median:.3f} {high:.3f} {max(rates):.3f} mean {statistics.mean(rates):.3f}"
+    )
+    assert len(rates) == 60
+    assert median == pytest.approx(0.96, abs=0.02)
+    assert high == pytest.approx(0.97, abs=0.02)
+
+
+def test_lmcache_taubench_chart(data: Path, smollm2_path: Path) -> None:
+    """H11: read off a chart, pool in GB at 8,200 tokens a GB with Llama-3.1's tokenizer; a request whose prefix was
+    evicted anywhere counts as a miss there. SmolLM2's tokenizer counts here, so only the ends can be compared.
+    """
+    from octavo.engine.tokenizer import Tokenizer
+    from octavo.models.gguf_file import GgufFile
+
+    tokenizer = Tokenizer.from_gguf_metadata(GgufFile(smollm2_path).metadata)
+    options = ReadOptions(tokenize=lambda text: tokenizer.encode(text, False))
+    path = data / "traces/lmcache_agent/taubench/09867e5c74f53656f91797020d262e3b.jsonl.gz"
+    unlimited = study(path, options, block_size=1).unlimited
+    print(f"\nLMCache taubench, unlimited: {unlimited.token_hit_rate:.3f} (chart: 0.845)")
+    assert unlimited.token_hit_rate == pytest.approx(0.845, abs=0.02)
+    rates = [
+        study(path, options, block_size=1, asked_blocks=int(gb * 8200)).at.token_hit_rate for gb in (0.1, 0.2, 0.4)
+    ]
+    assert rates == sorted(rates)
