@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from octavo.cli.main import run
-from octavo.cli.replay import replay
 from tests.replay.trace_files import mooncake, write_lines
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "replay.md"
 KEYS = {"requests", "tokens", "blocks", "hit_blocks", "hit_rate", "token_hit_rate", "curve"}
 
 
@@ -122,9 +120,3 @@ def test_what_cannot_be_had_is_said(
 ) -> None:
     assert run(["replay", trace, *arguments]) == 1
     assert message in capsys.readouterr().err
-
-
-def test_every_flag_is_in_the_reference() -> None:
-    text = REFERENCE.read_text()
-    missing = [option for parameter in replay.params for option in parameter.opts if option.startswith("--")]
-    assert [option for option in missing if f"`{option}" not in text] == []
