@@ -120,3 +120,21 @@ def test_what_cannot_be_had_is_said(
 ) -> None:
     assert run(["replay", trace, *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_keys_of_the_allocators_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--mode", "allocators", "--config", "opt-13b", "--limit", "60", "--kv-cache-memory", "12GiB"]
+    found = answer(capsys, "generate:sharegpt,requests=60", *arguments)
+    row = next(one for one in found["rows"] if one["allocator"] == "paged 16")
+    shares = ("used_share", "reserved_share", "internal_share", "external_share")
+    assert set(row) >= {*shares, "max_concurrency", "throughput"}
+    assert sum(row[name] for name in shares) == pytest.approx(1.0)
+    assert found["kv_slots"] == 12 * 2**30 // 819_200
+    assert run(["replay", "generate:sharegpt,requests=40", *arguments, "--latency-bound", "0.5"]) == 0
+    assert "at equal latency" in capsys.readouterr().out
+
+
+def test_a_model_that_fills_the_machine_leaves_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--mode", "allocators", "--config", "llama-2-70b", "--hardware", "L4"]
+    assert run(["replay", "generate:sharegpt", *arguments]) == 1
+    assert "no room for a KV cache" in capsys.readouterr().err

@@ -109,3 +109,31 @@ def test_lmcache_taubench_chart(data: Path, smollm2_path: Path) -> None:
         study(path, options, block_size=1, asked_blocks=int(gb * 8200)).at.token_hit_rate for gb in (0.1, 0.2, 0.4)
     ]
     assert rates == sorted(rates)
+
+
+def test_contiguous_and_paged_memory_on_sharegpt(data: Path) -> None:
+    """Kwon et al. 2023, figure 2 and section 6.2, for OPT-13B with 12 GB of KV cache. These lengths are of whole
+    conversations (2,340 tokens of prompt in the mean), of which OPT's 2,048 tokens leave the shorter half; prompts over
+    1,024 are left out, as in vLLM's own benchmark. What is left has 378 tokens of prompt in the mean, theirs 161: it
+    fills contiguous rooms better: 30, 35 and 45% instead of 20, 27 and 38%.
+    """
+    from octavo.replay.allocator_study import LengthLimits, compare, length_load
+    from octavo.replay.cost_model import roofline
+    from octavo.replay.hardware import hardware_named
+    from octavo.replay.model_shape import shape_of
+
+    trace = read_trace(str(data / "lengths/sharegpt_8k_filtered_stats_llama2_tokenizer.csv.gz"), BadLines())
+    load = length_load(trace, LengthLimits(2048, max_prompt_len=1024, max_requests=600))
+    cost = roofline(shape_of("opt-13b"), hardware_named("A100-40GB"), 819_200)
+    rows = {row.outcome.allocator: row for row in compare(load, cost, 15_728, 2048, latency_bound=0.5)}
+    used = {name: row.outcome.shares.used for name, row in rows.items()}
+    print("\n" + "\n".join(f"{name:<12} {used[name]:.3f} {row.rate_at_bound}" for name, row in rows.items()))
+    assert 0.15 < used["ft"] < 0.20
+    assert 0.20 < used["orca max"] < used["orca pow2"] < 0.40
+    assert 0.40 < used["orca oracle"] < 0.46, "beyond the paper's 38.2%, for the reason above"
+    assert used["paged 16"] > 0.96
+    rates = {name: row.rate_at_bound for name, row in rows.items() if row.rate_at_bound is not None}
+    assert rates["paged 16"] / rates["orca oracle"] > 1.7
+    assert rates["paged 16"] / rates["orca pow2"] > 2.0
+    assert rates["paged 16"] / rates["orca max"] > 2.5
+    assert used["paged 128"] > 0.9 * used["paged 16"], "long sequences do not mind large blocks"

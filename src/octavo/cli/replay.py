@@ -15,7 +15,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.replay.trace_formats import ReadOptions
 
-MODES = ("cache",)
+MODES = ("cache", "allocators")
 TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths")
 
 
@@ -66,6 +66,18 @@ TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths")
 @click.option("--sample", type=float, default=1.0, show_default=True, help="Share of the blocks that is looked at.")
 @click.option("--max-blocks", type=click.IntRange(1), metavar="N", help="The largest cache of interest: bounds memory.")
 @click.option("--curve", "curve_points", default="48", show_default=True, metavar="N|all", help="Sizes on the curve.")
+@click.option(
+    "--max-model-len", type=click.IntRange(2), metavar="N", help="Longest request. [default: the model's context]"
+)
+@click.option("--max-prompt-len", type=click.IntRange(1), metavar="N", help="Leave out requests with longer prompts.")
+@click.option(
+    "--too-long",
+    type=click.Choice(("drop", "truncate")),
+    default="drop",
+    show_default=True,
+    help="What to do with a request beyond --max-model-len: leave it out, or cut its prompt.",
+)
+@click.option("--latency-bound", type=float, metavar="S", help="Also find the rate at which a token takes S seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: FILE.svg or FILE.png.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with tables and pictures.")
@@ -73,12 +85,13 @@ TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths")
     "--write-trace", type=click.Path(path_type=Path, dir_okay=False), help="Write the trace as Mooncake JSONL."
 )
 def replay(trace: str, mode: str, **values: Any) -> None:
-    """Replay TRACE: a file (plain or gzip), a folder of sessions, or - for standard input.
+    """Replay TRACE: a file (plain or gzip), a folder of sessions, - for standard input, or generate:KIND.
 
     Traces: Mooncake JSONL, WEKA sessions, LMCache agent logs, talks (JSONL with messages), CSV of lengths.
     """
     output = OutputFlags(values.pop("as_json"), values.pop("plot"), values.pop("html"))
     check_output(output)
+    from octavo.cli.replay_allocators import run_allocators
     from octavo.cli.replay_cache import run_cache
     from octavo.replay.lines import BadLines
 
@@ -89,7 +102,7 @@ def replay(trace: str, mode: str, **values: Any) -> None:
 
         write_trace(trace, bad, options, values)
         return
-    found = {"cache": run_cache}[mode](trace, bad, options, values)
+    found = {"cache": run_cache, "allocators": run_allocators}[mode](trace, bad, options, values)
     show(found, output)
     for reason in bad.reasons:
         click.echo(f"octavo: passed over {reason}", err=True)

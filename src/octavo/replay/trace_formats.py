@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
+from octavo.replay.generated import PREFIX, generate
 from octavo.replay.lines import BadLines, NumberedLine, TraceError, read_lines, trace_files
 from octavo.replay.trace import KEY_BYTES, TraceRequest, token_array
 
@@ -48,8 +49,10 @@ def read_trace(source: str, bad: BadLines, options: ReadOptions | None = None) -
     Raises TraceError for a line that cannot be read (unless `bad` skips it), ConfigError for no file.
     """
     options = options or ReadOptions()
-    files = trace_files(source)
-    if len(files) == 1:
+    files = [] if source.startswith(PREFIX) else trace_files(source)
+    if not files:
+        found = generate(source)
+    elif len(files) == 1:
         found = _read_file(files[0], bad, options)
     else:  # sessions side by side: each file is one, and they are small
         each = [list(_read_file(file, bad, options)) for file in files]
