@@ -138,3 +138,22 @@ def test_a_model_that_fills_the_machine_leaves_no_cache(capsys: pytest.CaptureFi
     arguments = ["--mode", "allocators", "--config", "llama-2-70b", "--hardware", "L4"]
     assert run(["replay", "generate:sharegpt", *arguments]) == 1
     assert "no room for a KV cache" in capsys.readouterr().err
+
+
+def test_keys_of_the_timed_mode(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, trace, "--mode", "timed", "--hardware", "H100", "--cache-blocks", "500")
+    assert set(found) >= {"ttft_s", "itl_s", "output_tokens_per_s", "preemptions", "queue_max", "occupancy"}
+    assert {"p50", "p95"} <= set(found["ttft_s"])
+    assert (found["requests"], found["tokens"], found["output_tokens"], found["cache_blocks"]) == (3, 5120, 15, 500)
+    assert found["hit_tokens"] > 0
+    off = answer(capsys, trace, "--mode", "timed", "--hardware", "H100", "--no-enable-prefix-caching")
+    assert off["hit_tokens"] == 0
+    assert off["ttft_s"]["p95"] > found["ttft_s"]["p95"]
+
+
+def test_another_policy_at_one_size(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, trace, "--policy", "lfu", "--cache-blocks", "5")
+    assert set(found) >= KEYS
+    assert (found["policy"], found["hit_blocks"]) == ("lfu", 5)
+    assert run(["replay", trace, "--policy", "lfu"]) == 1
+    assert "needs a size" in capsys.readouterr().err

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,3 +140,64 @@ def test_contiguous_and_paged_memory_on_sharegpt(data: Path) -> None:
     assert rates["paged 16"] / rates["orca pow2"] > 2.0
     assert rates["paged 16"] / rates["orca max"] > 2.5
     assert used["paged 128"] > 0.9 * used["paged 16"], "long sequences do not mind large blocks"
+
+
+def test_timed_against_a_measured_run(data: Path) -> None:
+    """vLLM 0.19 on an RTX 4090 with Llama-3.1-8B and 300 ShareGPT requests: the cache full, up to 234 in the queue.
+
+    The cost model's efficiencies come from per-layer times of that device (see replay/hardware.py), none from this run.
+    """
+    from octavo.core.config import SchedulerConfig
+    from octavo.replay.cost_model import roofline
+    from octavo.replay.hardware import hardware_named
+    from octavo.replay.model_shape import shape_of
+    from octavo.replay.timed import TimedConfig, TimedReplay
+    from octavo.replay.trace import TraceRequest, token_array
+
+    runs = data / "measured_runs/llmservingsim"
+    load = json_lines(runs / "workload_sharegpt-llama-3.1-8b-300-sps10.jsonl.gz")
+    measured = json_lines(runs / "RTX4090__Llama-3.1-8B/vllm_requests.jsonl.gz")
+    trace = [
+        TraceRequest(
+            one["arrival_time_ns"] / 1e9,
+            one["input_toks"],
+            one["output_toks"],
+            (),
+            0,
+            token_array(one["input_tok_ids"]),
+        )
+        for one in load
+    ]
+    shape = shape_of("llama-3.1-8b")
+    spec = shape.kv_spec(16)
+    config = TimedConfig(SchedulerConfig(256, 2048, 32_768), spec, 2588)
+    report = TimedReplay(config, roofline(shape, hardware_named("RTX4090"), spec.bytes_per_token)).run(trace)
+    waits = [one["first_token_ts"] - one["queued_ts"] for one in measured]
+    seconds = max(one["last_token_ts"] for one in measured) - min(one["queued_ts"] for one in measured)
+    throughput = sum(one["output_toks"] for one in measured) / seconds
+    print(
+        f"\nthroughput {report.output_tokens_per_s:.1f} (measured {throughput:.1f}), median time to first token "
+        f"{report.ttft_s.quantile(0.5):.1f} s ({statistics.median(waits):.1f}), queue {report.queue_max} (234), "
+        f"preemptions {report.status.preemptions}"
+    )
+    assert report.requests == len(measured) == 300
+    assert report.output_tokens_per_s == pytest.approx(throughput, rel=0.10)
+    assert report.ttft_s.quantile(0.5) == pytest.approx(statistics.median(waits), rel=0.20)
+    assert report.queue_max == pytest.approx(234, abs=10)
+    assert report.status.preemptions > 0
+
+
+@pytest.mark.parametrize("devices", ["tp1", "tp4"])
+def test_a_fit_of_measured_steps(data: Path, devices: str) -> None:
+    """vLLM 0.20.1, Qwen3-32B: half of the steps fit the model, the other half is what it is tried on."""
+    from octavo.replay.cost_fit import fit, read_step_latencies
+
+    steps = read_step_latencies(data / f"measured_runs/aiconfigurator_fpm_qwen3-32b_{devices}/fpm_metrics.csv.gz")
+    made = fit(steps[::2], devices)
+    errors = [abs(made.cost.step_s(one.work) / one.seconds - 1) for one in steps[1::2]]
+    print(f"\n{devices}: median error {statistics.median(errors):.3f}")
+    assert statistics.median(errors) < 0.05
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]

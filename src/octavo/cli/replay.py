@@ -15,7 +15,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.replay.trace_formats import ReadOptions
 
-MODES = ("cache", "allocators")
+MODES = ("cache", "timed", "allocators")
 TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths")
 
 
@@ -67,6 +67,18 @@ TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths")
 @click.option("--max-blocks", type=click.IntRange(1), metavar="N", help="The largest cache of interest: bounds memory.")
 @click.option("--curve", "curve_points", default="48", show_default=True, metavar="N|all", help="Sizes on the curve.")
 @click.option(
+    "--policy", default="lru", show_default=True, metavar="NAME", help="Which idle block goes first: lru, lfu."
+)
+@click.option("--cost", type=click.Path(path_type=Path, dir_okay=False), help="Cost model: FILE of `calibrate-cost`.")
+@click.option("--speed", type=float, default=1.0, show_default=True, help="2 brings the requests twice as fast.")
+@click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True, help="Requests at once.")
+@click.option(
+    "--max-num-batched-tokens", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of one step."
+)
+@click.option(
+    "--enable-prefix-caching/--no-enable-prefix-caching", default=True, help="Let requests share common beginnings."
+)
+@click.option(
     "--max-model-len", type=click.IntRange(2), metavar="N", help="Longest request. [default: the model's context]"
 )
 @click.option("--max-prompt-len", type=click.IntRange(1), metavar="N", help="Leave out requests with longer prompts.")
@@ -93,6 +105,7 @@ def replay(trace: str, mode: str, **values: Any) -> None:
     check_output(output)
     from octavo.cli.replay_allocators import run_allocators
     from octavo.cli.replay_cache import run_cache
+    from octavo.cli.replay_timed import run_timed
     from octavo.replay.lines import BadLines
 
     bad = BadLines(skip=values["bad_lines"] == "skip")
@@ -102,7 +115,7 @@ def replay(trace: str, mode: str, **values: Any) -> None:
 
         write_trace(trace, bad, options, values)
         return
-    found = {"cache": run_cache, "allocators": run_allocators}[mode](trace, bad, options, values)
+    found = {"cache": run_cache, "timed": run_timed, "allocators": run_allocators}[mode](trace, bad, options, values)
     show(found, output)
     for reason in bad.reasons:
         click.echo(f"octavo: passed over {reason}", err=True)

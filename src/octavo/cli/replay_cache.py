@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from octavo.cli.replay import cache_blocks, curve_points
 from octavo.cli.replay_output import Found
 from octavo.core.kv_spec import FORMAT_BYTES
 from octavo.errors import ConfigError
-from octavo.replay.cache_report import CachePrices, cache_json, cache_tables
+from octavo.replay.cache_policy import run_policy
+from octavo.replay.cache_report import CachePrices, Table, cache_json, cache_tables
 from octavo.replay.cache_study import CacheStudy, CacheStudyConfig
 from octavo.replay.cost_model import roofline
 from octavo.replay.hardware import hardware_named
@@ -22,6 +24,8 @@ def run_cache(trace: str, bad: BadLines, options: ReadOptions, values: dict[str,
     num_points = curve_points(values["curve_points"])
     shape = shape_of(values["model"])
     token_bytes = bytes_per_token(shape, values["kv_cache_dtype"])
+    if values["policy"] != "lru":
+        return _run_policy(trace, bad, options, values)
     requests = read_trace(trace, bad, options)
     first = next(requests, None)
     if first is None:
@@ -50,6 +54,19 @@ def run_cache(trace: str, bad: BadLines, options: ReadOptions, values: dict[str,
     )
     plot = Plot("Hit rate against the size of the cache", "GiB of cache", "hit rate", lines, log_x=True)
     return Found(f"octavo replay {trace}", cache_json(report, prices, bad.count), cache_tables(report, prices), (plot,))
+
+
+def _run_policy(trace: str, bad: BadLines, options: ReadOptions, values: dict[str, Any]) -> Found:
+    """Only least recently used has a curve that one pass gives; another policy is run at one size."""
+    shape = shape_of(values["model"])
+    block_bytes = bytes_per_token(shape, values["kv_cache_dtype"]) * (values["block_size"] or 16)
+    size = cache_blocks(values, block_bytes)
+    if size is None:
+        raise ConfigError(f"--policy {values['policy']} needs a size: give --cache-blocks or --kv-cache-memory")
+    report = run_policy(read_trace(trace, bad, options), values["policy"], size, values["block_size"])
+    found = {"mode": "cache", "bad_lines": bad.count, "curve": [], **asdict(report)}
+    rows = tuple((name.replace("_", " "), str(value)) for name, value in asdict(report).items())
+    return Found(f"octavo replay {trace}", found, [Table("cache", ("", ""), rows)])
 
 
 def bytes_per_token(shape: ModelShape, kv_format: str) -> int:

@@ -89,11 +89,11 @@ class BlockSample:
 
     def group(self, name: Hashable) -> int:
         """The part of the sample that a block is in; NEVER (-1) where it is in none."""
-        mixed = _mix(_number(name) + self._seed)
+        mixed = _mix(number_of(name) + self._seed)
         return (mixed >> 32) % NUM_GROUPS if mixed & 0xFFFFFFFF < self._threshold else -1
 
 
-def _number(name: Hashable) -> int:
+def number_of(name: Hashable) -> int:
     if isinstance(name, int):
         return name
     if isinstance(name, bytes):
@@ -101,7 +101,7 @@ def _number(name: Hashable) -> int:
     if isinstance(name, tuple):
         number = 0
         for part in name:
-            number = _mix(number + _number(part))
+            number = _mix(number + number_of(part))
         return number
     return crc32(str(name).encode())
 

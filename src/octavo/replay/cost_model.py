@@ -1,14 +1,15 @@
 """How long a step takes on a machine: a roofline over what the step computes and reads. Pure arithmetic, no clock.
 
-Matrices cost the greater of reading them once and multiplying all rows by them; attention the greater of reading the
-K and V of every row's past and computing with them; layers and steps have fixed costs (Williams, Waterman, Patterson:
-"Roofline", CACM 52, 2009). `Device.num_devices` splits all of it evenly and adds nothing for the talk between them.
+Matrices cost the greater of reading them once and multiplying all rows by them (Williams, Waterman, Patterson:
+"Roofline", CACM 52, 2009); attention costs reading the K and V of every row's past, and computing with them, of which
+one is small beside the other; layers and steps have fixed costs. Several devices split all of it evenly, and what they
+have to tell each other is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from octavo.replay.hardware import Hardware
 from octavo.replay.model_shape import ModelShape
@@ -28,7 +29,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of a step: `fixed + linear(tokens) + attention`. Made by `roofline`, or fitted (`fit`)."""
+    """Seconds of a step: fixed + matrices + head + attention. Made by `roofline`, or fitted (`cost_fit`)."""
 
     name: str
     weights_s: float  # reading the matrices of all layers once
@@ -38,15 +39,14 @@ class CostModel:
     read_token_s: float  # reading K and V of one token in all layers
     pair_s: float  # one query against one key, in all layers
     fixed_s: float
-    serial_token_s: float = 0.0  # what each token costs beside all else: only in fitted models
 
     def step_s(self, work: StepWork) -> float:
         if not work.num_tokens:
             return 0.0
         linear = max(self.weights_s, self.token_s * work.num_tokens)
         head = max(self.head_weights_s, self.head_token_s * work.num_sampled) if work.num_sampled else 0.0
-        attention = max(self.read_token_s * work.read_tokens, self.pair_s * work.score_pairs)
-        return self.fixed_s + linear + head + attention + self.serial_token_s * work.num_tokens
+        attention = self.read_token_s * work.read_tokens + self.pair_s * work.score_pairs
+        return self.fixed_s + linear + head + attention
 
     def prefill_s(self, num_tokens: int, start: int = 0, chunk: int = 2048) -> float:
         """One prompt alone, in chunks."""
@@ -59,12 +59,7 @@ class CostModel:
     @property
     def prefill_token_s(self) -> float:
         """One prompt token in a full step, attention left out: what a token that is found saves at least."""
-        return self.token_s + self.serial_token_s
-
-    def scaled(self, factor: float) -> CostModel:
-        """All times multiplied."""
-        names = ("weights_s", "token_s", "head_weights_s", "head_token_s", "read_token_s", "pair_s", "fixed_s")
-        return replace(self, **{name: getattr(self, name) * factor for name in names})
+        return self.token_s
 
 
 def roofline(model: ModelShape, hardware: Hardware, kv_bytes_per_token: int, num_devices: int = 1) -> CostModel:

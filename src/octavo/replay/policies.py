@@ -1,0 +1,98 @@
+"""Eviction policies to compare with the engine's own. Each is a `core.eviction.EvictionPolicy`.
+
+Every policy lets a block go only after the idle blocks below it, as prefixes need; within that it may choose. They hear
+the core's events, for what an idle block was worth while it was held, and know no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+
+from octavo.core import events
+from octavo.core.eviction import EvictionPolicy, LeastRecentlyUsed
+from octavo.errors import ConfigError
+
+POLICIES = ("lru", "lfu")
+Rank = Callable[[int], int]
+
+
+class Ranked:
+    """The idle block of the lowest rank goes first; among equals, the one that became idle first.
+
+    Invariant: an idle block's key is above those of the idle blocks below it. So a rank must never be lower for a block
+    than for one below it while both are idle; keys are made when blocks become idle, from the tail of a path on, and a
+    block whose rank is too low is given that of the one below.
+    """
+
+    __slots__ = ("_count", "_heap", "_keys", "_rank")
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._keys: dict[int, tuple[int, int]] = {}
+        self._heap: list[tuple[tuple[int, int], int]] = []  # with keys that are no longer true
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._keys, key=lambda block: self._keys[block]))
+
+    def add(self, block_ids: Sequence[int]) -> None:
+        lowest = 0
+        for block_id in block_ids:
+            lowest = max(lowest, self._rank(block_id))
+            self._count += 1
+            key = self._keys[block_id] = (lowest, self._count)
+            heappush(self._heap, (key, block_id))
+
+    def remove(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            del self._keys[block_id]
+        if len(self._heap) > 2 * len(self._keys) + 64:
+            self._heap = [(key, block_id) for block_id, key in self._keys.items()]
+            heapify(self._heap)
+
+    def pop(self, count: int) -> list[int]:
+        taken: list[int] = []
+        while len(taken) < count:
+            key, block_id = heappop(self._heap)
+            if self._keys.get(block_id) == key:
+                del self._keys[block_id]
+                taken.append(block_id)
+        return taken
+
+
+class Uses:
+    """How often each cached block has been held since it was committed: a listener of the core's events.
+
+    Whoever holds a block holds those above it, so the uses of a block are at least those of a block below.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.counts = [0] * num_blocks
+
+    def __call__(self, event: events.Event) -> None:
+        counts = self.counts
+        if isinstance(event, events.PrefixAttached):
+            for table in event.block_tables:
+                for block_id in table:
+                    counts[block_id] += 1
+        elif isinstance(event, events.BlocksCommitted):
+            for block in event.blocks:
+                for block_id in block.block_ids:
+                    counts[block_id] = 1
+            for twin in event.twins:
+                for block_id in twin:
+                    counts[block_id] += 1
+
+
+def policy_named(name: str, num_blocks: int) -> tuple[EvictionPolicy, events.Listener | None]:
+    """A policy for a pool, and what must hear the events of its block manager. Raises ConfigError for one unknown."""
+    if name == "lru":
+        return LeastRecentlyUsed(), None
+    if name == "lfu":
+        uses = Uses(num_blocks)
+        return Ranked(uses.counts.__getitem__), uses
+    raise ConfigError(f"--policy is {name!r}; it must be {' or '.join(POLICIES)}")
