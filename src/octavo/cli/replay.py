@@ -15,8 +15,8 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.replay.trace_formats import ReadOptions
 
-MODES = ("cache", "timed", "allocators")
-TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths")
+MODES = ("cache", "timed", "allocators", "events")
+TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "record")
 
 
 @click.command()
@@ -105,6 +105,7 @@ def replay(trace: str, mode: str, **values: Any) -> None:
     check_output(output)
     from octavo.cli.replay_allocators import run_allocators
     from octavo.cli.replay_cache import run_cache
+    from octavo.cli.replay_events import RecordingDiffersError, run_events
     from octavo.cli.replay_timed import run_timed
     from octavo.replay.lines import BadLines
 
@@ -115,13 +116,19 @@ def replay(trace: str, mode: str, **values: Any) -> None:
 
         write_trace(trace, bad, options, values)
         return
-    found = {"cache": run_cache, "timed": run_timed, "allocators": run_allocators}[mode](trace, bad, options, values)
+    if mode == "events":
+        found = run_events(trace, bad)
+    else:
+        modes = {"cache": run_cache, "timed": run_timed, "allocators": run_allocators}
+        found = modes[mode](trace, bad, options, values)
     show(found, output)
     for reason in bad.reasons:
         click.echo(f"octavo: passed over {reason}", err=True)
     if bad.count > len(bad.reasons):
         click.echo(f"octavo: and {bad.count - len(bad.reasons)} lines more", err=True)
     sys.stdout.flush()
+    if found.json.get("difference") is not None:
+        raise RecordingDiffersError("the replay differs from the recording, as the result says")
 
 
 def read_options(values: dict[str, Any]) -> ReadOptions:

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,9 +44,22 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
     type=int,
     help="Requests that bring no seed get theirs from this one, in their order. [default: random]",
 )
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Record requests (token ids masked, no text) and what the cache does, for `octavo replay`. FILE.gz is packed.",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True, help="What to log.")
 @model_flags
-def serve(model: str, served_model_names: tuple[str, ...], seed: int | None, log_level: str, **values: Any) -> None:
+def serve(
+    model: str,
+    served_model_names: tuple[str, ...],
+    seed: int | None,
+    record: Path | None,
+    log_level: str,
+    **values: Any,
+) -> None:
     """Serve MODEL with an OpenAI-compatible API until SIGTERM or Ctrl-C.
 
     MODEL is a directory, a .gguf file, an alias such as smollm2, or a hub id.
@@ -63,7 +77,14 @@ def serve(model: str, served_model_names: tuple[str, ...], seed: int | None, log
         click.echo("\n".join(boot_lines(opened)), err=True)
         engine = start_engine(opened, engine_config, seed)
         info = served_model(opened, served_model_names or (model,))
-        report = run_server(engine, info, server_config, bound=bound, on_ready=partial(say_ready, info, server_config))
+        on_ready = partial(say_ready, info, server_config)
+        if record is None:
+            report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
+        else:
+            from octavo.cli.recording import recorded
+
+            with recorded(record, opened):
+                report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
     click.echo(goodbye(report), err=True)
 
 

@@ -18,10 +18,11 @@ from zlib import crc32
 
 from octavo.replay.generated import PREFIX, generate
 from octavo.replay.lines import BadLines, NumberedLine, TraceError, read_lines, trace_files
+from octavo.replay.recording import requests_of
 from octavo.replay.trace import KEY_BYTES, TraceRequest, token_array
 
 Tokenize = Callable[[str], Sequence[int]]
-FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths")
+FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "record")
 _MAX_TOKENS = 1 << 30
 # column names of the known length files -> what they mean
 _PROMPT_COLUMNS = ("num_prefill_tokens", "contexttokens", "request tokens", "input_tokens", "prompt_tokens")
@@ -74,6 +75,8 @@ def _read_file(name: str, bad: BadLines, options: ReadOptions) -> Iterator[Trace
         yield from _read_lengths(everything, bad)
     elif kind == "weka":
         yield from _read_weka(everything, bad)
+    elif kind == "record":
+        yield from requests_of(lines)
     else:
         parse = {"mooncake": _mooncake, "lmcache": _lmcache, "talks": _talk}[kind]
         first_time: float | None = None
@@ -111,8 +114,6 @@ def guess_format(first: NumberedLine) -> str:
     head = text[:100_000]
     for mark, kind in marks.items():
         if mark in head:
-            if kind == "record":
-                raise TraceError(f"{first.name} is a record of a live run: replay it with --mode events")
             return kind
     raise TraceError(
         f"{first.name} begins with a JSON object that is of no known trace; known are lines with hash_ids (Mooncake), "
