@@ -21,7 +21,16 @@ from tests.cli.conftest import CommandLine
 from tests.cli.test_serve import ask, end, serving, url_of
 
 SECRET = "a secret that no recording may hold"
-POOL = ("--kv-cache-memory", "240KiB", "--max-model-len", "256", "--max-num-seqs", "8", "--max-num-batched-tokens", "48")
+POOL = (
+    "--kv-cache-memory",
+    "240KiB",
+    "--max-model-len",
+    "256",
+    "--max-num-seqs",
+    "8",
+    "--max-num-batched-tokens",
+    "48",
+)
 
 
 def body_of(number: int) -> dict[str, Any]:
