@@ -70,6 +70,10 @@ def recording(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
                 with contextlib.suppress(OSError):
                     leave_early(url)
         assert len(answers) == 36
+        curve = ask(f"{url}/v1/kv/mrc", None, "one")
+        at_one = next(point for point in curve["curve"] if point["scale"] == 1.0)
+        assert curve["lookup_blocks"] > 20
+        assert abs(at_one["hit_rate"] - curve["hit_rate"]) < 0.1, "a small load; tests/replay compares closely"
         end(process, signal.SIGTERM)
     return path
 

@@ -45,6 +45,12 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
     help="Requests that bring no seed get theirs from this one, in their order. [default: random]",
 )
 @click.option(
+    "--kv-curve/--no-kv-curve",
+    default=True,
+    show_default=True,
+    help="Estimate what other sizes of the KV cache would hit, for GET /v1/kv/mrc.",
+)
+@click.option(
     "--record",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
@@ -57,6 +63,7 @@ def serve(
     served_model_names: tuple[str, ...],
     seed: int | None,
     record: Path | None,
+    kv_curve: bool,
     log_level: str,
     **values: Any,
 ) -> None:
@@ -75,7 +82,7 @@ def serve(
     with bind_socket(server_config.host, server_config.port) as bound:
         opened = load_checked(model, flags)
         click.echo("\n".join(boot_lines(opened)), err=True)
-        engine = start_engine(opened, engine_config, seed)
+        engine = start_engine(opened, engine_config, seed, kv_curve=kv_curve)
         info = served_model(opened, served_model_names or (model,))
         on_ready = partial(say_ready, info, server_config)
         if record is None:
@@ -88,14 +95,19 @@ def serve(
     click.echo(goodbye(report), err=True)
 
 
-def start_engine(opened: OpenModel, config: EngineConfig, seed: int | None) -> AsyncEngine:
+def start_engine(opened: OpenModel, config: EngineConfig, seed: int | None, *, kv_curve: bool = False) -> AsyncEngine:
     """The engine around the loaded core; the server starts it. With a seed, what it draws for requests repeats."""
     from octavo.engine.async_engine import AsyncEngine
 
     loaded = opened.loaded
     config = dataclasses.replace(config, eos_token_ids=loaded.eos_token_ids)
     random_bytes = os.urandom if seed is None else random.Random(seed).randbytes
-    return AsyncEngine(loaded.core, loaded.tokenizer, config, random_bytes=random_bytes)
+    curve = None
+    if kv_curve:
+        from octavo.replay.live_curve import LiveCurve
+
+        curve = LiveCurve(loaded.core).snapshot
+    return AsyncEngine(loaded.core, loaded.tokenizer, config, random_bytes=random_bytes, curve=curve)
 
 
 def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
