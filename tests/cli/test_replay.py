@@ -157,3 +157,22 @@ def test_another_policy_at_one_size(trace: str, capsys: pytest.CaptureFixture[st
     assert (found["policy"], found["hit_blocks"]) == ("lfu", 5)
     assert run(["replay", trace, "--policy", "lfu"]) == 1
     assert "needs a size" in capsys.readouterr().err
+
+
+def test_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    load = "generate:talks,requests=5,talks=1,turns=5,system=512,prompt=128,output=256"
+    found = answer(capsys, load, "--advise")
+    assert [turn["hit_tokens"] for turn in found["turns"]] == [0, 640, 1024, 1408, 1792]
+    assert run(["replay", load, "--advise"]) == 0
+    assert "turn by turn" in capsys.readouterr().out
+
+
+def test_sharing(capsys: pytest.CaptureFixture[str]) -> None:
+    trees = Path(__file__).parents[2] / "benchmarks" / "results" / "fork_trees.json"
+    found = answer(capsys, "generate:alpaca,requests=50", "--mode", "sharing", "--fork-trees", str(trees))
+    assert [(row["kind"], row["branches"]) for row in found["rows"]] == [
+        *[("samples", count) for count in (2, 4, 6)],
+        *[("beams", count) for count in (2, 4, 6)],
+    ]
+    assert run(["replay", "generate:alpaca", "--mode", "sharing", "--fork-trees", "nowhere"]) == 1
+    assert "there are no fork trees nowhere" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from octavo.errors import ConfigError
 if TYPE_CHECKING:
     from octavo.replay.trace_formats import ReadOptions
 
-MODES = ("cache", "timed", "allocators", "events")
+MODES = ("cache", "timed", "allocators", "sharing", "events")
 TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "record")
 
 
@@ -23,6 +23,7 @@ TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "rec
 @click.argument("trace")
 @click.option("--mode", type=click.Choice(MODES), default="cache", show_default=True, help="What to find out.")
 @click.option("--format", "trace_format", type=click.Choice(TRACE_FORMATS), default="auto", show_default=True)
+@click.option("--advise", is_flag=True, help="Tell which kind of reuse this load pays for, and what each is worth.")
 @click.option(
     "--bad-lines",
     type=click.Choice(("fail", "skip")),
@@ -66,6 +67,8 @@ TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "rec
 @click.option("--sample", type=float, default=1.0, show_default=True, help="Share of the blocks that is looked at.")
 @click.option("--max-blocks", type=click.IntRange(1), metavar="N", help="The largest cache of interest: bounds memory.")
 @click.option("--curve", "curve_points", default="48", show_default=True, metavar="N|all", help="Sizes on the curve.")
+@bytes_option("--host-memory", default="64GiB", help="Memory below the cache, for --advise. [default: 64GiB]")
+@bytes_option("--disk", default="1TB", help="Disk below that, for --advise. [default: 1TB]")
 @click.option(
     "--policy", default="lru", show_default=True, metavar="NAME", help="Which idle block goes first: lru, lfu."
 )
@@ -89,6 +92,12 @@ TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "rec
     show_default=True,
     help="What to do with a request beyond --max-model-len: leave it out, or cut its prompt.",
 )
+@click.option(
+    "--fork-trees",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Beam searches for --mode sharing: a recording that has some, or trees made of one.",
+)
 @click.option("--latency-bound", type=float, metavar="S", help="Also find the rate at which a token takes S seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture: FILE.svg or FILE.png.")
@@ -103,9 +112,11 @@ def replay(trace: str, mode: str, **values: Any) -> None:
     """
     output = OutputFlags(values.pop("as_json"), values.pop("plot"), values.pop("html"))
     check_output(output)
+    from octavo.cli.replay_advice import run_advice
     from octavo.cli.replay_allocators import run_allocators
     from octavo.cli.replay_cache import run_cache
     from octavo.cli.replay_events import RecordingDiffersError, run_events
+    from octavo.cli.replay_sharing import run_sharing
     from octavo.cli.replay_timed import run_timed
     from octavo.replay.lines import BadLines
 
@@ -116,10 +127,12 @@ def replay(trace: str, mode: str, **values: Any) -> None:
 
         write_trace(trace, bad, options, values)
         return
-    if mode == "events":
+    if values["advise"]:
+        found = run_advice(trace, bad, options, values)
+    elif mode == "events":
         found = run_events(trace, bad)
     else:
-        modes = {"cache": run_cache, "timed": run_timed, "allocators": run_allocators}
+        modes = {"cache": run_cache, "timed": run_timed, "allocators": run_allocators, "sharing": run_sharing}
         found = modes[mode](trace, bad, options, values)
     show(found, output)
     for reason in bad.reasons:

@@ -55,6 +55,12 @@ class HitCurve:
         end = len(self._blocks) if blocks is None else min(blocks + 1, len(self._blocks))
         return int(self._blocks[:end].sum()), int(self._tokens[:end].sum())
 
+    def size_for(self, hit_tokens: int) -> int:
+        """The smallest size that hits so many tokens; 0 for none."""
+        if hit_tokens <= 0:
+            return 0
+        return int(np.searchsorted(np.cumsum(self._tokens), hit_tokens))
+
     def steps(self) -> list[int]:
         """The sizes at which another block begins to be hit: the whole curve has no other corners."""
         return np.flatnonzero(self._blocks).tolist()
