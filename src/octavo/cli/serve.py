@@ -16,12 +16,12 @@ import click
 from octavo.cli import environment
 from octavo.cli.boot import boot_lines, ready_lines
 from octavo.cli.flags import config_from, flags_of
-from octavo.cli.model_flags import model_argument, model_flags
+from octavo.cli.model_flags import model_flags
 from octavo.engine.config import EngineConfig
 from octavo.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from octavo.cli.loading import OpenModel
+    from octavo.cli.loading import ModelFlags, OpenModel
     from octavo.engine.async_engine import AsyncEngine
     from octavo.server.run import ServeReport
     from octavo.server.served_model import ServedModel
@@ -30,7 +30,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @click.command()
-@model_argument
+@click.argument("model", metavar="MODEL", required=False)
 @flags_of(ServerConfig, EngineConfig)
 @click.option(
     "--served-model-name",
@@ -56,10 +56,27 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
     metavar="FILE",
     help="Record requests (token ids masked, no text) and what the cache does, for `octavo replay`. FILE.gz is packed.",
 )
+@click.option(
+    "--executor",
+    type=click.Choice(("native", "sim")),
+    default="native",
+    show_default=True,
+    help="sim pretends to be another machine: it takes as long, and answers with letters. MODEL is not needed.",
+)
+@click.option(
+    "--config", metavar="MODEL", help="For --executor sim: the config.json (or name) of the model to pretend."
+)
+@click.option("--hardware", metavar="NAME", help="For --executor sim: the machine to pretend, as in `octavo replay`.")
+@click.option(
+    "--cost",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="For --executor sim: a cost model of `octavo calibrate-cost`.",
+)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="warning", show_default=True, help="What to log.")
 @model_flags
 def serve(
-    model: str,
+    model: str | None,
     served_model_names: tuple[str, ...],
     seed: int | None,
     record: Path | None,
@@ -71,19 +88,20 @@ def serve(
 
     MODEL is a directory, a .gguf file, an alias such as smollm2, or a hub id.
     """
+    check_executor(model, values)
     values["api_keys"] = (*values["api_keys"], *environment.api_keys())
     server_config, engine_config = config_from(ServerConfig, values), config_from(EngineConfig, values)
-    from octavo.cli.loading import check_flags, load_checked
+    from octavo.cli.loading import check_flags
     from octavo.server.run import bind_socket
     from octavo.server.run import serve as run_server
 
     flags = check_flags(values)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with bind_socket(server_config.host, server_config.port) as bound:
-        opened = load_checked(model, flags)
+        opened = open_model(model, flags, values)
         click.echo("\n".join(boot_lines(opened)), err=True)
         engine = start_engine(opened, engine_config, seed, kv_curve=kv_curve)
-        info = served_model(opened, served_model_names or (model,))
+        info = served_model(opened, served_model_names or (model or opened.name,))
         on_ready = partial(say_ready, info, server_config)
         if record is None:
             report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
@@ -93,6 +111,29 @@ def serve(
             with recorded(record, opened):
                 report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
     click.echo(goodbye(report), err=True)
+
+
+def open_model(model: str | None, flags: ModelFlags, values: dict[str, Any]) -> OpenModel:
+    """The model that was asked for, or one that is pretended."""
+    if values["executor"] == "sim":
+        from octavo.cli.sim_model import open_simulated
+
+        return open_simulated(model, flags, values)
+    from octavo.cli.loading import load_checked
+
+    assert model is not None
+    return load_checked(model, flags)
+
+
+def check_executor(model: str | None, values: dict[str, Any]) -> None:
+    """Raises click.UsageError for flags that do not go together."""
+    if values["executor"] == "sim":
+        return
+    foreign = [name for name in ("config", "hardware", "cost") if values[name] is not None]
+    if foreign:
+        raise click.UsageError(f"--{foreign[0]} is for --executor sim; leave it out, or add that")
+    if model is None:
+        raise click.UsageError("Missing argument 'MODEL'.")
 
 
 def start_engine(opened: OpenModel, config: EngineConfig, seed: int | None, *, kv_curve: bool = False) -> AsyncEngine:
