@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import click
 
+from octavo.cli.calibrate_cost import calibrate_cost
 from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.generate import generate
@@ -51,7 +52,7 @@ def octavo(context: click.Context, debug: bool) -> None:
     context.meta[DEBUG_KEY] = debug
 
 
-for _command in (serve, chat, generate, pull, models, doctor, replay):
+for _command in (serve, chat, generate, pull, models, doctor, replay, calibrate_cost):
     octavo.add_command(_command)
 
 

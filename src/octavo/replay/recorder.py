@@ -42,6 +42,7 @@ class Recorder:
         self._names: dict[str, str] = {}  # request id -> its name in the recording
         self._numbers = 0
         self._is_planned = False  # a step was decided, and its result is not here yet
+        self._planned_s = 0.0
         # Request or branch -> the state before each of its tokens, and after the last one that is known.
         self._states: dict[str, list[State]] = {}
         self._end_ids: dict[str, dict[int, int]] = {}  # request -> its end tokens, as they are recorded
@@ -98,12 +99,14 @@ class Recorder:
 
     def planned(self, plan: StepPlan) -> None:
         self._is_planned = bool(plan.rows)
+        self._planned_s = self._clock()
         if not plan.rows:
             self._write({"step": plan.step_index})
 
     def executed(self, plan: StepPlan, result: StepResult) -> None:
         self._is_planned = False
-        line: dict[str, Any] = {"step": plan.step_index, "t": self._now(), "tokens": result.num_tokens}
+        seconds = round(self._clock() - self._planned_s, 7)
+        line: dict[str, Any] = {"step": plan.step_index, "t": self._now(), "s": seconds, "tokens": result.num_tokens}
         sampled: dict[str, Any] = {}
         candidates: dict[str, Any] = {}
         for row in plan.rows:

@@ -21,6 +21,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import Row, SampledToken, StepPlan, StepResult, TokenLogprob
 from octavo.errors import OctavoError
+from octavo.replay.calibration import work_of_plan
+from octavo.replay.cost_fit import MeasuredStep
 from octavo.replay.event_lines import ResidentBlocks, event_line
 from octavo.replay.lines import NumberedLine, TraceError
 from octavo.replay.recorder import FIRST_END_ID, VERSION
@@ -70,11 +72,14 @@ class _RecordedExecutor:
 
     def __init__(self) -> None:
         self.line: Line | None = None  # None: the step broke
+        self.measured: list[MeasuredStep] = []
 
     def execute(self, plan: StepPlan) -> StepResult:
         line = self.line
         if line is None:
             raise _StepBrokeError
+        if line.get("s", 0) > 0:
+            self.measured.append(MeasuredStep(work_of_plan(plan).work, float(line["s"])))
         result = StepResult({}, num_tokens=int(line.get("tokens", plan.num_tokens)))
         result.failed.update(dict.fromkeys(line.get("failed", ()), "it failed when it was recorded"))
         for row in plan.rows:
@@ -163,6 +168,11 @@ class RecordingReplay:
         self.core.add_listener(self._resident)
         self.core.add_listener(lambda event: self._heard(event_line(event, str)))
         self._requests = self._steps = self._tokens = 0
+
+    @property
+    def measured_steps(self) -> list[MeasuredStep]:
+        """The steps that were done again, with the time that each took when it was recorded."""
+        return self._executor.measured
 
     def run(self, lines: Iterable[NumberedLine]) -> RecordingReport:
         """lines: those after the first."""
