@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.replay.cost_fit import read_cost
+from octavo.replay.cost_model import StepWork
 from octavo.replay.recorder import Recorder
 from tests.cli.conftest import CommandLine
 from tests.replay.trace_files import write_lines
@@ -45,7 +46,7 @@ def test_a_recording_has_the_time_of_each_step(
     cost = tmp_path / "cost.json"
     assert command_line("calibrate-cost", tmp_path / "run.jsonl", "--output", cost).code == 0
     assert json.loads(cost.read_text())["steps"] > 50
-    assert read_cost(cost).fixed_s == pytest.approx(0.001, rel=0.1), "one tick of the clock from plan to result"
+    assert read_cost(cost).step_s(StepWork(1, 1, 1, 1)) == pytest.approx(0.001, rel=0.1), "one tick, plan to result"
 
 
 def test_a_table_of_steps(tmp_path: Path, command_line: CommandLine) -> None:
