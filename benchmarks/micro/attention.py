@@ -77,7 +77,7 @@ class Pool:
         """Sequences of these lengths, each with its last `num_rows` rows in the step."""
         table = np.stack([self.take(n) for n in lengths])
         starts = np.array([n - num_rows for n in lengths], np.int32)
-        return AttentionBatch(np.arange(len(lengths) + 1, dtype=np.int32) * num_rows, starts, table)
+        return AttentionBatch(np.arange(len(lengths) + 1, dtype=np.int32) * num_rows, starts, table[None])
 
 
 def timed(call: Callable[[], None]) -> float:

@@ -1,6 +1,6 @@
 """The linear layers of SmolLM2-135M against what the machine can do: memory reads for few rows, multiply-adds for many.
 
-    python benchmarks/micro/linear.py [--threads N] [--weights-dtype f32|bf16] [--instruction-set NAME] [--json PATH]
+    python benchmarks/micro/linear.py [--threads N] [--weights-dtype f32|bf16|int8|int4|q4_1] [--json PATH]
 
 Weights are read from memory: each call takes the next of several copies, more than the caches hold. `best` is the 10th
 percentile and `median` the 50th: on a shared machine the first says what the kernel does, the second what one gets.
@@ -23,6 +23,8 @@ import numpy as np
 from probe import Prober
 
 from octavo.kernels.native import NativeOps, usable_cores
+from octavo.kernels.ops import F32, PackedLinear
+from octavo.kernels.weight_groups import BLOCK_BYTES
 
 SHAPES = {"qkv": (576, 960), "out": (576, 576), "gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 512]
@@ -62,6 +64,14 @@ def measure(ops: NativeOps, shape: str, rows: int, packed: list[object]) -> Resu
     )
 
 
+def pack(ops: NativeOps, weight: F32, form: str) -> PackedLinear:
+    """form: a weights dtype, or q4_1 for random blocks of that kind (4 bits with a minimum)."""
+    if form != "q4_1":
+        return ops.pack_linear(weight, None, form)
+    row_bytes = weight.shape[1] // 32 * BLOCK_BYTES[form]
+    return ops.pack_blocks(np.random.default_rng(0).integers(0, 64, (len(weight), row_bytes), np.uint8), None, form)
+
+
 def commit() -> str:
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
@@ -86,15 +96,17 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     for shape, (num_inputs, num_outputs) in SHAPES.items():
         peak = peak.best(prober.measure())
         weight = np.random.default_rng(0).standard_normal((num_outputs, num_inputs), np.float32)
-        packed = [ops.pack_linear(weight, None, args.weights_dtype)]
-        packed += [
-            ops.pack_linear(weight, None, args.weights_dtype) for _ in range(COPIES_BYTES // packed[0].num_bytes)
-        ]
+        packed = [pack(ops, weight, args.weights_dtype)]
+        packed += [pack(ops, weight, args.weights_dtype) for _ in range(COPIES_BYTES // packed[0].num_bytes)]
         results += [measure(ops, shape, rows, list(packed)) for rows in args.rows if rows <= 128 or shape != "head"]
-    read, gmac = peak.read_gb_s, peak.bf16_gmac_s if multiplies_bf16 else peak.f32_gmac_s
+    gmac = peak.bf16_gmac_s if multiplies_bf16 else peak.f32_gmac_s
+    if args.weights_dtype not in ("f32", "bf16"):
+        gmac = peak.int8_gmac_s or peak.f32_gmac_s
+    read = peak.read_gb_s
     print(
         f"{ops.instruction_set}, {ops.num_threads} threads, {args.weights_dtype} weights; "
-        f"probes: {read:.1f} GB/s read, {peak.f32_gmac_s:.0f} GMAC/s f32, {peak.bf16_gmac_s:.0f} GMAC/s bf16"
+        f"probes: {read:.1f} GB/s read, {peak.f32_gmac_s:.0f} GMAC/s f32, {peak.bf16_gmac_s:.0f} GMAC/s bf16, "
+        f"{peak.int8_gmac_s:.0f} GMAC/s int8"
     )
     print("shape     rows    best ms  median ms   GB/s  GMAC/s  share")
     rooflines = []
@@ -121,7 +133,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--weights-dtype", choices=["f32", "bf16"], default="bf16")
+    parser.add_argument("--weights-dtype", choices=["f32", "bf16", "int8", "int4", "q4_1"], default="bf16")
     parser.add_argument("--instruction-set", default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--json", type=Path)

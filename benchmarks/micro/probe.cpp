@@ -115,4 +115,18 @@ double peak_bf16(int num_threads) {
   return 0 * num_threads;
 #endif
 }
+
+double peak_int8(int num_threads) {
+#if defined(__AVX512VNNI__)
+  __m512i a = _mm512_setzero_si512(), b = a;
+  __asm__ __volatile__("" : "+x"(a), "+x"(b));
+  const double s = seconds(num_threads, [a, b](int) {
+    const __m512i x = a, y = b;
+    chains([x, y](Vector c) { return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(c), x, y)); });
+  });
+  return static_cast<double>(kRounds) * kChains * num_threads * 64 / s;
+#else
+  return 0 * num_threads;
+#endif
+}
 }

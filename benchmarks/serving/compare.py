@@ -137,7 +137,14 @@ def figure(name: str, rounds: list[dict[str, Any]]) -> float | None:
     return round(statistics.median(values), 3) if values else None
 
 
-def summarise(engines: list[Engine], workloads: list[str]) -> dict[str, Any]:
+def rooflines(python: str, model: str) -> dict[str, Any]:
+    """What the machine allows now; see roofline.py."""
+    done = subprocess.run([python, str(HERE / "roofline.py"), model], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def summarise(engines: list[Engine], workloads: list[str], roofs: list[dict[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for name in workloads:
         higher = FIGURES.get(name, ("seconds", False))[1]
@@ -147,6 +154,11 @@ def summarise(engines: list[Engine], workloads: list[str]) -> dict[str, Any]:
         if peers and ours:
             best = max(peers) if higher else min(peers)
             row["speed_against_best_peer"] = round(ours / best if higher else best / ours, 2)
+        if ours:
+            # the fastest that was probed in this run: the strictest
+            roof = [one["workloads"][name]["out_tok_s" if higher else "seconds"] for one in roofs]
+            row["roofline"] = round(max(roof) if higher else min(roof), 3)
+            row["share_of_roofline"] = round(ours / row["roofline"] if higher else row["roofline"] / ours, 2)
         row["unit"] = "output tokens/s" if higher else "s"
         table[name] = row
     return table
@@ -179,7 +191,9 @@ def main() -> None:
     arguments = parser.parse_args()
     workloads = arguments.workload or WORKLOADS
     engines = [make_engine(spec, arguments.model) for spec in [f"octavo={arguments.octavo}", *arguments.peer]]
+    roofs = []
     for index in range(arguments.rounds):
+        roofs.append(rooflines(arguments.octavo, arguments.model))
         for engine in engines:
             wanted = [w for w in workloads if f"{engine.name}:{w}" not in arguments.skip]
             print(f"round {index + 1} of {arguments.rounds}: {engine.name}", flush=True)
@@ -190,7 +204,8 @@ def main() -> None:
         "command": "compare.py " + " ".join(Path(a).name if "/" in a else a for a in sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
-        "medians": summarise(engines, workloads),
+        "medians": summarise(engines, workloads, roofs),
+        "rooflines": roofs,
         "load_s": {e.name: statistics.median(r["load_s"] for r in e.rounds) for e in engines},
         "engines": {
             e.name: {

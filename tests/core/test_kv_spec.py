@@ -56,6 +56,18 @@ def test_blocks_for_tokens_rounds_up() -> None:
     assert [this.blocks_for_tokens(n) for n in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
 
 
+def test_a_latent_counts_once_and_other_odd_groups_are_refused() -> None:
+    latent = KVGroupSpec("latent", (0, 1, 2), 1, 512 + 64, "bf16", kind="latent")
+    assert (latent.layer_bytes_per_token, latent.bytes_per_token) == (576 * 2, 3 * 576 * 2)
+    assert KVGroupSpec("window", (0,), 2, 64, "f32", window=512).bytes_per_token == 2 * 2 * 64 * 4
+    with pytest.raises(ConfigError, match="window of w is 0 tokens"):
+        KVGroupSpec("w", (0,), 1, 64, "f32", window=0)
+    with pytest.raises(ConfigError, match="kind is 'pairs'"):
+        KVGroupSpec("w", (0,), 1, 64, "f32", kind="pairs")
+    with pytest.raises(ConfigError, match="2 latents"):
+        KVGroupSpec("w", (0,), 2, 64, "f32", kind="latent")
+
+
 def test_groups_must_have_blocks_of_equal_bytes() -> None:
     with pytest.raises(ConfigError, match="same number of bytes"):
         KVSpec((KVGroupSpec("a", (0,), 1, 64, "bf16"), KVGroupSpec("b", (1, 2), 1, 64, "bf16")), 16)

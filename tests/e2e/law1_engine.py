@@ -62,10 +62,11 @@ class Recorder:
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         size = kv_layers[0].block_size
         lengths = np.diff(batch.query_start)
-        for start, length, table in zip(batch.start_position, lengths, batch.block_table, strict=True):
+        for sequence, (start, length) in enumerate(zip(batch.start_position, lengths, strict=True)):
             for index in range(int(start) // size, (int(start) + int(length) - 1) // size + 1):
                 for kv in kv_layers:
-                    fill_slots_with_nan(kv, int(table[index]), max(0, int(start) - index * size))
+                    block_id = int(batch.block_tables[kv.group, sequence, index])
+                    fill_slots_with_nan(kv, block_id, max(0, int(start) - index * size))
         self.logits = self._model.forward(token_ids, batch, kv_layers, logits_rows)
         return self.logits
 

@@ -1,4 +1,4 @@
-"""Law 1 on the default serving path: native kernels, SmolLM2, bf16 weights and bf16 KV. Bitwise on logits."""
+"""Law 1 on the default serving path: native kernels, SmolLM2 in Q4_1, int8 weights and bf16 KV. Bitwise on logits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prompt(smollm2_path: Path) -> Ids:
     return ids
 
 
-def loader(path: Path, num_threads: int = 2, weights_dtype: str = "bf16") -> Callable[..., Engine]:
+def loader(path: Path, num_threads: int = 2, weights_dtype: str = "int8") -> Callable[..., Engine]:
     ops = NativeOps(num_threads)
     model: CausalLM = load_model(open_model(path), ops, weights_dtype)
     return lambda kv_format="bf16", **settings: Engine(model, ops, kv_format, **settings)
@@ -149,8 +149,20 @@ def test_f32_kv(make: Callable[..., Engine], prompt: Ids, expected: Answer) -> N
     cases.among_strangers(other, prompt, kept, 3)
 
 
+@pytest.mark.parametrize("weights_dtype", ["bf16"])
+def test_other_weights(smollm2_path: Path, prompt: Ids, expected: Answer, weights_dtype: str) -> None:
+    make = loader(smollm2_path, 2, weights_dtype)
+    found = cases.cold(make, prompt)
+    assert found.logits[0].tobytes() != expected.logits[0].tobytes(), "another weights dtype shows"
+    cases.warm_at_offset(make, prompt, found, 73)
+    cases.in_chunks(make, prompt, found, 7)
+    cases.among_strangers(make, prompt, found, 3)
+    cases.without_kv_cache(make, prompt, found)
+    assert_same(cases.cold(loader(smollm2_path, 1, weights_dtype), prompt), found, "one thread")
+
+
 @pytest.mark.large
-@pytest.mark.parametrize("weights_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("weights_dtype", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("kv_format", ["f32", "bf16"])
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_every_dtype(smollm2_path: Path, prompt: Ids, weights_dtype: str, kv_format: str, block_size: int) -> None:

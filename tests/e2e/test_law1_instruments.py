@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native import NativeOps
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, Ops, PackedLinear, RopeTable
+from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, Ops, PackedLinear, RopeTable
 from octavo.kv_formats import layout
 from octavo.models.loader import CausalLM, load_model, open_model
 from tests.e2e import law1_cases as cases
@@ -34,6 +34,9 @@ class WrappedOps:
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
         return self.ops.pack_linear(weight, bias, weights_dtype)
 
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> PackedLinear:
+        return self.ops.pack_blocks(blocks, bias, kind)
+
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         self.ops.linear(x, weight, out, accumulate=accumulate)
 
@@ -51,7 +54,7 @@ class WrappedOps:
     ) -> None:
         self.num_written += len(qkv)
         self.ops.rope_write(qkv, batch, rope, kv, out_q, **norms)
-        for start, table in zip(batch.start_position, batch.block_table, strict=True):
+        for start, table in zip(batch.start_position, batch.block_tables[kv.group], strict=True):
             if start <= self.forgets_to_write < start + len(qkv):
                 block, slot = divmod(self.forgets_to_write, kv.block_size)
                 k, v = layout.read_tokens(kv, table, (block + 1) * kv.block_size)
@@ -59,6 +62,20 @@ class WrappedOps:
                 for later in range(slot + 1, kv.block_size):
                     position = block * kv.block_size + later
                     layout.write_token(kv, int(table[block]), later, k[:, position], v[:, position])
+
+    def attention_input(
+        self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
+    ) -> None:
+        qkv = np.empty((len(x), projection.qkv.num_outputs), np.float32)
+        self.norm_linear(x, projection.norm, projection.eps, projection.qkv, qkv)
+        norms = {"q_norm": projection.q_norm, "k_norm": projection.k_norm}
+        self.rope_write(qkv, batch, rope, kv, out_q, **norms, norm_eps=projection.eps)
+
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
+        self.ops.norm_linear(x, norm, eps, weight, out)
+
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+        self.ops.gated_mlp(hidden, norm, eps, gate_up, down)
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
         if self.breaks:

@@ -33,7 +33,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kv_format", ["f32", "bf16"])
-@pytest.mark.parametrize("weights_dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("weights_dtype", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("instruction_set", supported_instruction_sets())
 def test_every_case_on_every_instruction_set(
     llama: Path, instruction_set: str, weights_dtype: str, kv_format: str

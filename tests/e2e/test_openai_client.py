@@ -59,14 +59,14 @@ def test_chat_whole_and_streamed_are_the_same(client: openai.OpenAI) -> None:
 
 
 def test_completions_of_several_prompts(client: openai.OpenAI) -> None:
-    prompts = ["One, two, three,", "Monday, Tuesday,", "The sky is"]
+    prompts = ["One, two, three,", "Monday, Tuesday, Wednesday,", "The sky is"]
     together = client.completions.create(model=MODEL, prompt=prompts, temperature=0, max_tokens=8)
     assert [choice.index for choice in together.choices] == [0, 1, 2]
     for prompt, choice in zip(prompts, together.choices, strict=True):
         alone = client.completions.create(model=MODEL, prompt=prompt, temperature=0, max_tokens=8, echo=True)
         assert alone.choices[0].text == prompt + choice.text
     assert " four" in together.choices[0].text
-    assert "Wednesday" in together.choices[1].text
+    assert "Thursday" in together.choices[1].text
     streamed = ["", "", ""]
     for chunk in client.completions.create(model=MODEL, prompt=prompts, temperature=0, max_tokens=8, stream=True):
         for part in chunk.choices:

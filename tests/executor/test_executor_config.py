@@ -32,7 +32,13 @@ def test_a_field_that_cannot_be_had_is_refused(fields: dict[str, Any], parts: tu
 
 @pytest.mark.parametrize(
     ("model_dtype", "weights", "kv"),
-    [("f32", "f32", "f32"), ("bf16", "bf16", "bf16"), ("f16", "bf16", "bf16"), ("q4_1", "bf16", "bf16")],
+    [
+        ("f32", "f32", "f32"),
+        ("bf16", "bf16", "bf16"),
+        ("f16", "bf16", "bf16"),
+        ("q4_1", "int8", "bf16"),
+        ("q4_k", "bf16", "bf16"),
+    ],
 )
 def test_auto_follows_the_model(model_dtype: str, weights: str, kv: str) -> None:
     assert resolve_weights_dtype("auto", model_dtype) == weights

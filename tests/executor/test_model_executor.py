@@ -44,7 +44,7 @@ class SummingModel:
         sums = np.zeros(len(token_ids), np.int64)
         for sequence in range(len(batch.start_position)):
             first, last = batch.query_start[sequence : sequence + 2]
-            table = batch.block_table[sequence]
+            table = batch.block_tables[kv.group, sequence]
             for row in range(first, last):
                 self.num_rows += 1
                 position = int(batch.start_position[sequence]) + row - int(first)

@@ -101,7 +101,7 @@ def batch_of(pieces: Sequence[Piece], padding: int = 2) -> AttentionBatch:
     for row, piece in zip(table, pieces, strict=True):
         row[: len(piece.sequence.blocks)] = piece.sequence.blocks
     starts: I32 = np.array([piece.first for piece in pieces], np.int32)
-    return AttentionBatch(np.cumsum([0, *lengths], dtype=np.int32), starts, table)
+    return AttentionBatch(np.cumsum([0, *lengths], dtype=np.int32), starts, table[None])
 
 
 def attend(ops: Ops, pool: Pool, pieces: Sequence[Piece], scale: float | None = None) -> F32:

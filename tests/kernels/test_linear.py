@@ -17,6 +17,7 @@ F64 = npt.NDArray[np.float64]
 
 INSTRUCTION_SETS = supported_instruction_sets()
 DTYPES = ["f32", "bf16"]
+ALL_DTYPES = ["f32", "bf16", "int8", "int4"]
 ROW_COUNTS = [1, 2, 3, 7, 12, 13, 64, 100]
 SHAPES = [(1, 1), (1, 575), (15, 3), (17, 3), (33, 575), (16, 1), (64, 64), (96, 1536), (576, 576), (200, 130)]
 
@@ -87,7 +88,7 @@ def test_long_rows_and_many_rows(
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 3), (33, 575), (320, 256)])
 def test_rows_do_not_depend_on_their_number_or_the_threads(
     instruction_set: str, dtype: str, num_outputs: int, num_inputs: int
@@ -108,7 +109,7 @@ def test_rows_do_not_depend_on_their_number_or_the_threads(
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
 def test_every_row_count_gives_the_same_rows(instruction_set: str, dtype: str) -> None:
     weight, x = normal(1, 176, 640), normal(2, 2048, 640)
     ops = ops_for(instruction_set)
@@ -122,7 +123,7 @@ def test_every_row_count_gives_the_same_rows(instruction_set: str, dtype: str) -
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
 def test_bias_and_accumulate_are_one_addition_each(instruction_set: str, dtype: str) -> None:
     weight, bias, x, before = normal(1, 37, 50), normal(2, 37), normal(3, 14, 50), normal(4, 14, 37)
     ops = ops_for(instruction_set)
@@ -151,7 +152,7 @@ def test_special_values_stay_in_their_row(instruction_set: str, dtype: str, spec
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
 def test_memory_around_the_operands_is_neither_read_nor_written(instruction_set: str, dtype: str) -> None:
     """Operands at odd addresses, with NaN before and behind x and known values around out."""
     ops = ops_for(instruction_set)

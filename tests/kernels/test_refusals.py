@@ -17,11 +17,11 @@ GEOMETRY = Geometry(num_heads=4, num_kv_heads=2, head_dim=16)
 NUM_BLOCKS = 6
 # two sequences: positions 10 to 19 in blocks 1 and 4, positions 0 to 2 in block 5
 GOOD = AttentionBatch(
-    np.array([0, 10, 13], np.int32), np.array([10, 0], np.int32), np.array([[1, 4, 0], [5, 0, 0]], np.int32)
+    np.array([0, 10, 13], np.int32), np.array([10, 0], np.int32), np.array([[[1, 4, 0], [5, 0, 0]]], np.int32)
 )
 
 
-def changed(name: str, index: int | tuple[int, int], value: int) -> AttentionBatch:
+def changed(name: str, index: int | tuple[int, ...], value: int) -> AttentionBatch:
     array = getattr(GOOD, name).copy()
     array[index] = value
     return replace(GOOD, **{name: array})
@@ -41,16 +41,16 @@ def run(batch: AttentionBatch, pool: Pool, *, op: str, max_positions: int = 64) 
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (changed("block_table", (0, 1), NUM_BLOCKS), "block id"),
-        (changed("block_table", (1, 0), -1), "block id"),
-        (changed("block_table", (0, 0), 2**31 - 1), "block id"),
+        (changed("block_tables", (0, 0, 1), NUM_BLOCKS), "block id"),
+        (changed("block_tables", (0, 1, 0), -1), "block id"),
+        (changed("block_tables", (0, 0, 0), 2**31 - 1), "block id"),
         (changed("start_position", 0, 39), "block table is too short"),
         (changed("start_position", 1, -1), "must not be negative"),
         (changed("start_position", 0, 2**31 - 1), "too short|rope table"),
         (changed("query_start", 0, 1), "query_start"),
         (changed("query_start", 1, 14), "query_start"),
         (changed("query_start", 2, 12), "query_start"),
-        (replace(GOOD, block_table=GOOD.block_table[:1]), "number of sequences"),
+        (replace(GOOD, block_tables=GOOD.block_tables[:, :1]), "number of sequences"),
         (replace(GOOD, start_position=GOOD.start_position[:1]), "number of sequences"),
     ],
 )

@@ -69,7 +69,11 @@ FLAGS: dict[str, Flag] = {
         spelling="--kv-cache/--no-kv-cache",
     ),
     # the executor
-    "weights_dtype": Flag("auto, f32 or bf16. auto is f32 where the model is f32, else bf16.", "DTYPE"),
+    "weights_dtype": Flag(
+        "auto, f32, bf16, int8 or int4. auto is f32 where the model is f32, int8 where a GGUF file has mostly "
+        "blocks of q8_0, q4_0 or q4_1 (held exactly), else bf16.",
+        "DTYPE",
+    ),
     "kv_cache_dtype": Flag("auto, f32 or bf16. auto is the model's own; bf16 for f16 and quantised models.", "DTYPE"),
     "kv_cache_memory": Flag(
         "Size of the KV cache: 512MiB, 2GB, ... [default: half of the memory left after the weights, at most 4 GiB]",

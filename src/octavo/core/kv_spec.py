@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from octavo.errors import ConfigError, MemoryBudgetError
 
 FORMAT_BYTES = {"f32": 4, "bf16": 2}  # KV format -> bytes of one stored number
+GROUP_KINDS = ("pair", "latent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,27 @@ class KVGroupSpec:
     num_kv_heads: int
     head_dim: int
     kv_format: str
+    window: int | None = None  # tokens that a row reads, itself included; None: all
+    kind: str = "pair"  # "pair": K and V of each KV head; "latent": one vector of head_dim numbers, counted once
+
+    def __post_init__(self) -> None:
+        if self.kind not in GROUP_KINDS:
+            raise ConfigError(f"a KV group's kind is {self.kind!r}; it must be one of {', '.join(GROUP_KINDS)}")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"the attention window of {self.name} is {self.window} tokens; it must be at least 1")
+        if self.kind == "latent" and self.num_kv_heads != 1:
+            raise ConfigError(f"{self.name} has {self.num_kv_heads} latents per token; it must be 1")
+
+    @property
+    def layer_bytes_per_token(self) -> int:
+        """Bytes of one token in one layer."""
+        vectors = 2 if self.kind == "pair" else 1
+        return vectors * self.num_kv_heads * self.head_dim * FORMAT_BYTES[self.kv_format]
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V of one token in all layers of the group."""
-        return 2 * len(self.layer_indices) * self.num_kv_heads * self.head_dim * FORMAT_BYTES[self.kv_format]
+        """Bytes of one token in all layers of the group."""
+        return len(self.layer_indices) * self.layer_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)

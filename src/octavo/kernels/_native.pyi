@@ -13,6 +13,7 @@ class Linear:
     def weights_dtype(self) -> str: ...
 
 class KVView: ...
+class BatchView: ...
 
 class Kernels:
     def __init__(self, num_threads: int, instruction_set: str, spin_pauses: int) -> None: ...
@@ -21,6 +22,7 @@ class Kernels:
     @property
     def num_threads(self) -> int: ...
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> Linear: ...
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> Linear: ...
     def linear(self, x: F32, weight: Linear, out: F32, accumulate: bool) -> None: ...
     def embedding(self, table: Linear, token_ids: I32, out: F32) -> None: ...
     def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None: ...
@@ -28,9 +30,7 @@ class Kernels:
     def rope_write(
         self,
         qkv: F32,
-        query_start: I32,
-        start_position: I32,
-        block_table: I32,
+        batch: BatchView,
         cos: F32,
         sin: F32,
         kv: KVView,
@@ -39,19 +39,27 @@ class Kernels:
         k_norm: F32 | None,
         norm_eps: float,
     ) -> None: ...
-    def paged_attention(
+    def attention_input(
         self,
-        q: F32,
-        query_start: I32,
-        start_position: I32,
-        block_table: I32,
+        x: F32,
+        norm: F32,
+        eps: float,
+        qkv: Linear,
+        batch: BatchView,
+        cos: F32,
+        sin: F32,
         kv: KVView,
-        scale: float,
-        out: F32,
+        out_q: F32,
+        q_norm: F32 | None,
+        k_norm: F32 | None,
     ) -> None: ...
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: Linear, out: F32) -> None: ...
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: Linear, down: Linear) -> None: ...
+    def paged_attention(self, q: F32, batch: BatchView, kv: KVView, scale: float, out: F32) -> None: ...
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None: ...
 
 def supported_instruction_sets() -> list[str]: ...
+def make_batch_view(query_start: I32, start_position: I32, block_table: I32) -> BatchView: ...
 def make_kv_view(
     pool: U8,
     block_bytes: int,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from octavo.errors import ConfigError, KernelError
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
 
 try:
     from octavo.kernels import _native
@@ -50,6 +50,9 @@ class NativeOps:
         # One per layer of a pool; keeps the pool alive as long as these operations.
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
+        self._batch: AttentionBatch | None = None  # the last one, and its views by KV group
+        self._batch_views: dict[int, _native.BatchView] = {}
+
     @property
     def instruction_set(self) -> str:
         return self._kernels.instruction_set
@@ -60,6 +63,9 @@ class NativeOps:
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
         return self._kernels.pack_linear(weight, bias, weights_dtype)
+
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> PackedLinear:
+        return self._kernels.pack_blocks(blocks, bias, kind)
 
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         assert isinstance(weight, _native.Linear)
@@ -87,26 +93,41 @@ class NativeOps:
         k_norm: F32 | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        self._kernels.rope_write(
-            qkv,
-            batch.query_start,
-            batch.start_position,
-            batch.block_table,
-            rope.cos,
-            rope.sin,
-            self._view(kv),
-            out_q,
-            q_norm,
-            k_norm,
-            norm_eps,
-        )
+        view, kernels = self._batch_view(batch, kv.group), self._kernels
+        kernels.rope_write(qkv, view, rope.cos, rope.sin, self._view(kv), out_q, q_norm, k_norm, norm_eps)
+
+    def attention_input(
+        self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
+    ) -> None:
+        p, qkv = projection, projection.qkv
+        assert isinstance(qkv, _native.Linear)
+        view, table = self._view(kv), self._batch_view(batch, kv.group)
+        self._kernels.attention_input(x, p.norm, p.eps, qkv, table, rope.cos, rope.sin, view, out_q, p.q_norm, p.k_norm)
+
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
+        assert isinstance(weight, _native.Linear)
+        self._kernels.norm_linear(x, norm, eps, weight, out)
+
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+        assert isinstance(gate_up, _native.Linear)
+        assert isinstance(down, _native.Linear)
+        self._kernels.gated_mlp(hidden, norm, eps, gate_up, down)
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
-        view = self._view(kv)
-        self._kernels.paged_attention(q, batch.query_start, batch.start_position, batch.block_table, view, scale, out)
+        self._kernels.paged_attention(q, self._batch_view(batch, kv.group), self._view(kv), scale, out)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
+
+    def _batch_view(self, batch: AttentionBatch, group: int) -> _native.BatchView:
+        """Checked once a step: the layers of a group have one view."""
+        if self._batch is not batch:
+            self._batch, self._batch_views = batch, {}
+        found = self._batch_views.get(group)
+        if found is None:
+            table = batch.block_tables[group]
+            found = self._batch_views[group] = _native.make_batch_view(batch.query_start, batch.start_position, table)
+        return found
 
     def _view(self, kv: KVLayer) -> _native.KVView:
         key = (id(kv), kv.layer_offset)

@@ -48,18 +48,21 @@ class KVLayer:
     num_kv_heads: int
     head_dim: int  # a multiple of 16, at most 256
     kv_format: str  # "f32" or "bf16"
+    group: int = 0  # the KV group of the layer: which block table is its
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Which sequence and positions the rows of a step belong to.
 
-    Sequence i owns rows query_start[i] to query_start[i + 1].
+    Sequence i owns rows query_start[i] to query_start[i + 1]. The arrays do not change once a batch is made: what an
+    operation has checked of them stays checked.
     """
 
     query_start: I32  # [num_sequences + 1], ascending from 0
     start_position: I32  # [num_sequences], position of the sequence's first row in this step
-    block_table: I32  # [num_sequences, max_blocks], block ids; unused entries are 0 and never read
+    # [num_groups, num_sequences, max_blocks], block ids; entries unused or behind a window are 0 and never read
+    block_tables: I32
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +76,37 @@ class RopeTable:
     sin: F32  # [max_positions, rotary_dim / 2]
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionProjection:
+    """From the hidden state to q, k and v: the first norm of a layer and its matrix. eps is of all the norms."""
+
+    norm: F32  # [num_inputs]
+    eps: float
+    qkv: PackedLinear  # gives q | k | v
+    q_norm: F32 | None = None  # as for `Ops.rope_write`
+    k_norm: F32 | None = None
+
+
 class Ops(Protocol):
     """The set that an executor must provide; small on purpose."""
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
-        """weight [num_outputs, num_inputs]; weights_dtype "f32" or "bf16" (round to nearest even)."""
+        """weight [num_outputs, num_inputs]; weights_dtype "f32", "bf16", "int8" or "int4" (round to nearest even).
+
+        int8 and int4 have one f32 scale for each group of 32 inputs of an output (`weight_groups`).
+        """
+        ...
+
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> PackedLinear:
+        """GGUF blocks [num_outputs, bytes of a row], kind "q8_0", "q4_0" or "q4_1", without a second rounding."""
         ...
 
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         """out [m, num_outputs] = x [m, num_inputs] @ weight.T + bias; with accumulate, that is added to out.
 
         With bf16 weights, x is rounded to bf16 first where the instruction set multiplies bf16, and not elsewhere.
+        With int8 and int4 weights, x is rounded to int8 in groups of 32; a group of x with a number that is not finite
+        makes its whole row of out NaN.
         """
         ...
 
@@ -112,6 +135,20 @@ class Ops(Protocol):
         norm_eps: float = 0.0,
     ) -> None:
         """Rotate q and k, and write k and v of every row into its slot of the pool in the KV format."""
+        ...
+
+    def attention_input(
+        self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
+    ) -> None:
+        """`rms_norm` of x, `linear` by qkv and `rope_write` in one call, with the same bits."""
+        ...
+
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
+        """`linear` of `rms_norm`(x) in one call, with the same bits."""
+        ...
+
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+        """hidden += down of `silu_mul` of gate_up of `rms_norm`(hidden) in one call, with the same bits."""
         ...
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.weight_groups import Groups, multiply, read_blocks, round_groups
 from octavo.kv_formats import bf16, layout
 
 
@@ -18,6 +19,7 @@ class ReferenceLinear:
     weight: F32  # [num_outputs, num_inputs], already rounded to weights_dtype
     bias: F32 | None
     weights_dtype: str
+    groups: Groups | None = None  # of int8 and int4, where the products are defined by codes and scales
 
     @property
     def num_outputs(self) -> int:
@@ -36,13 +38,18 @@ class ReferenceOps:
     """Every operation of `ops.Ops`, row by row."""
 
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> ReferenceLinear:
+        if weights_dtype in ("int8", "int4"):
+            return _of_groups(round_groups(weight, weights_dtype), bias, weights_dtype)
         if weights_dtype == "bf16":
             weight = bf16.round_trip(weight)
         return ReferenceLinear(np.ascontiguousarray(weight, np.float32), bias, weights_dtype)
 
+    def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> ReferenceLinear:
+        return _of_groups(read_blocks(blocks, kind), bias, "int8" if kind == "q8_0" else "int4")
+
     def linear(self, x: F32, weight: PackedLinear, out: F32, *, accumulate: bool = False) -> None:
         assert isinstance(weight, ReferenceLinear)
-        result = x @ weight.weight.T
+        result = x @ weight.weight.T if weight.groups is None else multiply(x, weight.groups)
         if weight.bias is not None:
             result += weight.bias
         out[...] = out + result if accumulate else result
@@ -79,13 +86,32 @@ class ReferenceOps:
             k = _rms_norm(k, k_norm, norm_eps)
         for sequence, row, position in _rows(batch):
             out_q[row] = _rotate(q[row], rope, position)
-            block_id = int(batch.block_table[sequence, position // kv.block_size])
+            block_id = int(batch.block_tables[kv.group, sequence, position // kv.block_size])
             layout.write_token(kv, block_id, position % kv.block_size, _rotate(k[row], rope, position), v[row])
+
+    def attention_input(
+        self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
+    ) -> None:
+        projected = np.empty((len(x), projection.qkv.num_outputs), np.float32)
+        self.norm_linear(x, projection.norm, projection.eps, projection.qkv, projected)
+        norms = {"q_norm": projection.q_norm, "k_norm": projection.k_norm}
+        self.rope_write(projected, batch, rope, kv, out_q, **norms, norm_eps=projection.eps)
+
+    def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
+        self.linear(_rms_norm(x, norm, eps), weight, out)
+
+    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+        both = np.empty((len(hidden), gate_up.num_outputs), np.float32)
+        inner = np.empty((len(hidden), down.num_inputs), np.float32)
+        self.norm_linear(hidden, norm, eps, gate_up, both)
+        self.silu_mul(both, inner)
+        self.linear(inner, down, hidden, accumulate=True)
 
     def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
         group = q.shape[1] // kv.num_kv_heads
         for sequence, row, position in _rows(batch):
-            k, v = layout.read_tokens(kv, batch.block_table[sequence], position + 1)  # [num_kv_heads, n, head_dim]
+            table = batch.block_tables[kv.group, sequence]
+            k, v = layout.read_tokens(kv, table, position + 1)  # [num_kv_heads, n, head_dim]
             heads = q[row].reshape(kv.num_kv_heads, group, kv.head_dim)
             scores = scale * np.einsum("hgd,hnd->hgn", heads, k)
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -96,6 +122,10 @@ class ReferenceOps:
         blocks = pool.reshape(-1, block_bytes)
         for source, target in zip(sources, targets, strict=True):
             blocks[target] = blocks[source]
+
+
+def _of_groups(groups: Groups, bias: F32 | None, weights_dtype: str) -> ReferenceLinear:
+    return ReferenceLinear(groups.values(), bias, weights_dtype, groups)
 
 
 def _rows(batch: AttentionBatch) -> list[tuple[int, int, int]]:

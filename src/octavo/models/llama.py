@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.core.kv_spec import KVGroupSpec
-from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
+from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, KVLayer, Ops
 from octavo.models.config import ModelConfig
 from octavo.models.rope import RopeTables, inverse_frequencies
 from octavo.models.weights import ModelWeights
@@ -29,6 +29,10 @@ class LlamaModel:
         frequencies = inverse_frequencies(config.rope, config.head_dim, weights.rope_divisors)
         self._rope = RopeTables(frequencies, config.max_position_embeddings)
         self._scratch = _Scratch()
+        self._projections = tuple(
+            AttentionProjection(layer.attention_norm, config.rms_norm_eps, layer.qkv, layer.q_norm, layer.k_norm)
+            for layer in weights.layers
+        )
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
         """One group: all layers attend to everything."""
@@ -46,38 +50,29 @@ class LlamaModel:
         eps, scale = config.rms_norm_eps, config.head_dim**-0.5
         rope = self._rope.upto(_num_positions(batch))
         hidden = self._scratch.rows("hidden", len(token_ids), config.hidden_size)
-        normed = self._scratch.rows("normed", len(token_ids), config.hidden_size)
-        qkv = self._scratch.rows("qkv", len(token_ids), weights.layers[0].qkv.num_outputs)
         q = self._scratch.heads("q", len(token_ids), config.num_heads, config.head_dim)
+        attended = self._scratch.heads("attended", len(token_ids), config.num_heads, config.head_dim)
+        flat = attended.reshape(len(token_ids), -1)
 
         ops.embedding(weights.embedding, token_ids, hidden)
-        for index, (layer, kv) in enumerate(zip(weights.layers, kv_layers, strict=True)):
-            ops.rms_norm(hidden, layer.attention_norm, eps, normed)
-            ops.linear(normed, layer.qkv, qkv)
-            ops.rope_write(qkv, batch, rope, kv, q, q_norm=layer.q_norm, k_norm=layer.k_norm, norm_eps=eps)
+        layers = zip(weights.layers, self._projections, kv_layers, strict=True)
+        for index, (layer, projection, kv) in enumerate(layers):
+            ops.attention_input(hidden, projection, batch, rope, kv, q)
 
             if index == config.num_layers - 1 and not _are_all_rows(logits_rows, len(token_ids)):
                 # K and V are written for every row; past this point only rows that become logits are needed.
                 hidden, q, batch = hidden[logits_rows], q[logits_rows], _one_row_each(batch, logits_rows)
-                normed = normed[: len(hidden)]
+                attended, flat = attended[: len(hidden)], flat[: len(hidden)]
                 if not len(hidden):
                     break
 
-            attended = self._scratch.heads("attended", len(hidden), config.num_heads, config.head_dim)
             ops.paged_attention(q, batch, kv, scale, attended)
-            ops.linear(attended.reshape(len(hidden), -1), layer.output, hidden, accumulate=True)
-
-            gate_up = self._scratch.rows("gate_up", len(hidden), 2 * config.intermediate_size)
-            inner = self._scratch.rows("inner", len(hidden), config.intermediate_size)
-            ops.rms_norm(hidden, layer.mlp_norm, eps, normed)
-            ops.linear(normed, layer.gate_up, gate_up)
-            ops.silu_mul(gate_up, inner)
-            ops.linear(inner, layer.down, hidden, accumulate=True)
+            ops.linear(flat, layer.output, hidden, accumulate=True)
+            ops.gated_mlp(hidden, layer.mlp_norm, eps, layer.gate_up, layer.down)
 
         logits = np.empty((len(logits_rows), config.vocab_size), np.float32)
         if len(logits_rows):
-            ops.rms_norm(hidden, weights.final_norm, eps, normed)
-            ops.linear(normed, weights.head, logits)
+            ops.norm_linear(hidden, weights.final_norm, eps, weights.head, logits)
         return logits
 
 
@@ -114,5 +109,5 @@ def _one_row_each(batch: AttentionBatch, rows: I32) -> AttentionBatch:
     return AttentionBatch(
         query_start=np.arange(len(rows) + 1, dtype=np.int32),
         start_position=position.astype(np.int32),
-        block_table=batch.block_table[sequence],
+        block_tables=batch.block_tables.take(sequence, axis=1),
     )

@@ -15,6 +15,7 @@ import numpy as np
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
+from octavo.kernels.weight_groups import BLOCK_BYTES
 from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import config_from_gguf
 from octavo.models.config_json import config_from_json
@@ -27,7 +28,7 @@ from octavo.models.tensor_file import TensorFile, tensors_digest
 from octavo.models.weight_names import GGUF, HUGGING_FACE, check_tensors, expected_shapes
 from octavo.models.weights import WeightSource, load_weights
 
-WEIGHTS_DTYPES = ("auto", "f32", "bf16")
+WEIGHTS_DTYPES = ("auto", "f32", "bf16", "int8", "int4")
 _TOKENIZER_KEYS = ("tokenizer.", "general.")
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -99,10 +100,12 @@ def load_model(
 
 
 def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
-    """ "f32" or "bf16"; auto keeps float32 models in float32 and packs all others as bfloat16."""
+    """One of WEIGHTS_DTYPES; auto keeps f32 as f32, blocks that int8 holds exactly as int8, and the rest as bf16."""
     if weights_dtype not in WEIGHTS_DTYPES:
         raise ConfigError(f"--weights-dtype {weights_dtype!r} is not one of {', '.join(WEIGHTS_DTYPES)}")
     if weights_dtype == "auto":
+        if config.dtype in BLOCK_BYTES:
+            return "int8"
         return "f32" if config.dtype == "f32" else "bf16"
     return weights_dtype
 

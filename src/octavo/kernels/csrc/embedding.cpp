@@ -1,6 +1,8 @@
 // Rows of the packed matrix, widened to f32: a tied head is stored once.
+#include "half_float.hpp"
 #include "ops.hpp"
 #include "simd.hpp"
+#include "weight_groups.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -15,9 +17,37 @@ struct Embedding {
   float* out;
 };
 
+float read_number(const uint8_t* p, bool is_half) {
+  if (!is_half) {
+    float number;
+    std::memcpy(&number, p, 4);
+    return number;
+  }
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  return from_f16(half);
+}
+
+void grouped_row(const LinearWeights& table, int32_t token_id, float* out) {
+  const bool minimum = table.dtype == WeightsDtype::int4_min, bytes = table.dtype == WeightsDtype::int8;
+  const size_t stride = group_bytes(table.dtype), lane = static_cast<size_t>(token_id % kLanes);
+  const size_t panel = static_cast<size_t>(token_id / kLanes), groups = static_cast<size_t>(num_groups(table.num_inputs));
+  const uint8_t* from = static_cast<const uint8_t*>(table.weights) + panel * groups * stride;
+  for (int k = 0; k < table.num_inputs; k++) {
+    const uint8_t* group = from + static_cast<size_t>(k / kGroupInputs) * stride;
+    const int unit = k % kGroupInputs / 4, half = kGroupUnits / 2;
+    const uint8_t* codes = group + kGroupScaleBytes + (bytes ? unit : unit % half) * 64 + lane * 4 + k % 4;
+    const int code = bytes ? *codes : unit < half ? *codes & 15 : *codes >> 4;
+    const float scale = read_number(group + lane * (minimum ? 2 : 4), minimum);
+    out[k] = scale * static_cast<float>(code - code_offset(table.dtype));
+    if (minimum) out[k] += read_number(group + kGroupScaleBytes / 2 + lane * 2, true);
+  }
+}
+
 void embedding_row(const LinearWeights& table, int32_t token_id, float* out) {
   const size_t inputs = static_cast<size_t>(table.num_inputs), lane = static_cast<size_t>(token_id % kLanes);
   const size_t panel = static_cast<size_t>(token_id / kLanes);
+  if (has_groups(table.dtype)) return grouped_row(table, token_id, out);
   if (table.dtype == WeightsDtype::f32) {
     const float* from = static_cast<const float*>(table.weights) + panel * inputs * kLanes + lane;
     for (size_t k = 0; k < inputs; k++) out[k] = from[k * kLanes];

@@ -7,11 +7,11 @@
 
 namespace octavo {
 
-enum class WeightsDtype : int { f32 = 0, bf16 = 1 };
+enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4 };
 enum class KVFormat : int { f32 = 0, bf16 = 1 };
 
 // Weights in panels of 16 outputs, inputs padded with zeros.
-// f32: [panel][num_inputs][16]; bf16: [panel][num_inputs_padded / 2][16][2]. bias: [num_panels * 16], zeros where none.
+// f32: [panel][num_inputs][16]; bf16: [panel][num_inputs_padded / 2][16][2]; others: weight_groups.hpp. bias: [num_panels * 16], zeros where none.
 struct LinearWeights {
   const void* weights;
   const float* bias;  // null: none

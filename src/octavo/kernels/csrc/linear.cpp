@@ -1,11 +1,14 @@
-// out = x @ weights.T + bias, from panels of 16 outputs.
+// out = x @ weights.T + bias, from panels of 16 outputs in f32 or bf16 (grouped_linear.cpp has the others).
 //
 // x is packed first, a tile of up to kMaxTileRows rows at a time. A piece of work is a few panels times a block of tiles:
 // its x stays in the second-level cache while the panels pass by. Inputs come in chunks where a row is long; the sums of a
 // chunk are carried, unrounded, into the next, so that the cuts leave no trace in the result.
+#include "grouped_linear.hpp"
+#include "linear_output.hpp"
 #include "linear_pack.hpp"
 #include "linear_tile.hpp"
 #include "ops.hpp"
+#include "weight_groups.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -68,17 +71,6 @@ void pack_piece(void* context, int tile, int) {
   const int inputs = work.args.weights->num_inputs;
   work.pack(work.args.x + static_cast<size_t>(first_row(plan, tile)) * inputs, inputs, rows_of(plan, tile),
             plan.steps * plan.x_bytes / 4, static_cast<uint8_t*>(work.args.scratch) + plan.tile_bytes * tile);
-}
-
-void finish_row(const LinearArgs& args, int row, int panel, F16 sum) {
-  const int outputs = args.weights->num_outputs, column = panel * kLanes, count = outputs - column;
-  float* out = args.out + static_cast<size_t>(row) * outputs + column;
-  if (args.weights->bias) sum = add(sum, load(args.weights->bias + column));
-  if (count >= kLanes) {
-    store(out, args.accumulate ? add(load(out), sum) : sum);
-  } else {
-    store_first(out, args.accumulate ? add(load_first(out, count), sum) : sum, count);
-  }
 }
 
 // One group of panels, one chunk of inputs, all tiles of a block.
@@ -165,12 +157,14 @@ Work make_work(const LinearArgs& args, const Plan& plan) {
 }  // namespace
 
 size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows) {
+  if (has_groups(weights.dtype)) return grouped_linear_scratch_bytes(weights, num_rows);
   const Plan plan = make_plan(weights, num_rows);
   return plan.tile_bytes * plan.num_tiles;
 }
 
 void linear(ThreadPool& pool, const LinearArgs& args) {
   const LinearWeights& w = *args.weights;
+  if (has_groups(w.dtype)) return grouped_linear(pool, args);
   const Plan plan = make_plan(w, args.num_rows);
   Work work = w.dtype == WeightsDtype::f32 ? make_work<F32Weights>(args, plan) : make_work<Bf16Weights>(args, plan);
   work.panels_per_piece = choose_panels_per_piece(plan, pool.num_threads(), args.num_rows, w.num_inputs);

@@ -1,112 +1,10 @@
 // The Python binding: checks shapes, owns scratch memory, releases the GIL. It does not compute.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/unique_ptr.h>
-
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <mutex>
-#include <new>
-#include <optional>
-#include <stdexcept>
-#include <string>
 
+#include "bound_types.hpp"
 #include "dispatch.hpp"
-#include "pack_linear.hpp"
-
-namespace nb = nanobind;
-using namespace octavo;
 
 namespace {
-
-using CF1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CF2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using F2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using CF3 = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using F3 = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using CI1 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using CI2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using U1 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::invalid_argument(what);
-}
-
-// 64-byte aligned memory that grows and is never initialised.
-class Buffer {
- public:
-  explicit Buffer(size_t bytes = 0) { reserve(bytes); }
-  ~Buffer() { std::free(data_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-
-  void* reserve(size_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-      if (!data_) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return data_;
-  }
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-
-struct Linear {
-  Buffer packed, bias;
-  LinearWeights weights{};
-  size_t num_bytes = 0;
-};
-
-WeightsDtype weights_dtype(const std::string& name) {
-  if (name == "f32") return WeightsDtype::f32;
-  if (name == "bf16") return WeightsDtype::bf16;
-  throw std::invalid_argument("weights dtype '" + name + "' is not one of f32, bf16");
-}
-
-KVFormat kv_format(const std::string& name) {
-  if (name == "f32") return KVFormat::f32;
-  if (name == "bf16") return KVFormat::bf16;
-  throw std::invalid_argument("KV format '" + name + "' is not one of f32, bf16");
-}
-
-// One step's sequences; the arrays are borrowed for the time of a call.
-BatchArgs batch_args(const CI1& query_start, const CI1& start_position, const CI2& block_table, size_t num_tokens) {
-  const size_t n = start_position.shape(0);
-  require(query_start.shape(0) == n + 1 && block_table.shape(0) == n, "the batch's arrays disagree in the number of sequences");
-  require(n > 0 && query_start.data()[0] == 0 && static_cast<size_t>(query_start.data()[n]) == num_tokens,
-          "query_start must run from 0 to the number of rows");
-  return {query_start.data(), start_position.data(), block_table.data(), static_cast<int>(n), static_cast<int>(block_table.shape(1))};
-}
-
-// Where one layer lies in the pool; made once, used at each step. Keeps the pool alive.
-struct KVView {
-  U1 pool;
-  KVLayerArgs args;
-};
-
-std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
-                                     int head_dim, const std::string& format) {
-  require(block_size >= 16 && block_size % 16 == 0 && block_size <= 256, "block_size must be a multiple of 16 up to 256");
-  require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= 256, "head_dim must be a multiple of 16 up to 256");
-  require(num_kv_heads >= 1, "num_kv_heads must be at least 1");
-  const KVFormat f = kv_format(format);
-  const int64_t layer_bytes = int64_t{2} * block_size * num_kv_heads * head_dim * (f == KVFormat::f32 ? 4 : 2);
-  require(layer_offset >= 0 && layer_offset + layer_bytes <= block_bytes, "the layer does not lie inside a block");
-  require(pool.shape(0) % static_cast<size_t>(block_bytes) == 0, "the pool must be a whole number of blocks");
-  auto view = std::make_unique<KVView>();
-  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f};
-  view->pool = std::move(pool);
-  return view;
-}
 
 class Kernels {
  public:
@@ -120,25 +18,28 @@ class Kernels {
   int num_threads() const { return pool_.num_threads(); }
 
   std::unique_ptr<Linear> pack(const CF2& weight, const std::optional<CF1>& bias, const std::string& dtype) {
-    auto linear = std::make_unique<Linear>();
     const int n = static_cast<int>(weight.shape(0)), k = static_cast<int>(weight.shape(1));
-    require(n >= 1 && k >= 1, "a weight matrix must not be empty");
     const WeightsDtype type = weights_dtype(dtype);
-    linear->num_bytes = packed_linear_bytes(n, k, type);
-    linear->weights = {linear->packed.reserve(linear->num_bytes), nullptr, n, k, type};
-    if (bias) {
-      require(bias->shape(0) == weight.shape(0), "the bias must have one number an output");
-      const size_t padded = static_cast<size_t>(n + 15) / 16 * 16;
-      float* to = static_cast<float*>(linear->bias.reserve(padded * 4));
-      std::memset(to, 0, padded * 4);
-      std::memcpy(to, bias->data(), static_cast<size_t>(n) * 4);
-      linear->weights.bias = to;
-      linear->num_bytes += padded * 4;
-    }
+    auto linear = new_linear(n, k, type, bias);
     const float* from = weight.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    pack_linear(pool_, from, n, k, type, linear->packed.data());
+    if (type >= WeightsDtype::int8)
+      pack_groups(pool_, from, n, k, type, linear->packed.data());
+    else
+      pack_linear(pool_, from, n, k, type, linear->packed.data());
+    return linear;
+  }
+
+  std::unique_ptr<Linear> pack_rows_of_blocks(const CU2& blocks, const std::optional<CF1>& bias, const std::string& name) {
+    const BlockKind kind = block_kind(name);
+    require(blocks.shape(1) % block_bytes(kind) == 0, "a row must be a whole number of blocks");
+    const int n = static_cast<int>(blocks.shape(0)), k = static_cast<int>(blocks.shape(1) / block_bytes(kind) * 32);
+    auto linear = new_linear(n, k, dtype_of_blocks(kind), bias);
+    const uint8_t* from = blocks.data();
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    pack_blocks(pool_, from, n, k, kind, linear->packed.data());
     return linear;
   }
 
@@ -150,8 +51,7 @@ class Kernels {
     if (args.num_rows == 0) return;
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    args.scratch = scratch_.reserve(table_->linear_scratch_bytes(w, args.num_rows));
-    table_->linear(pool_, args);
+    run_linear(args);
   }
 
   void embedding(const Linear& table, const CI1& token_ids, const F2& out) {
@@ -178,34 +78,65 @@ class Kernels {
     table_->silu_mul(pool_, gate_up.data(), static_cast<int>(out.shape(0)), static_cast<int>(out.shape(1)), out.data());
   }
 
-  void rope_write(const CF2& qkv, const CI1& query_start, const CI1& start_position, const CI2& block_table, const CF2& cos,
-                  const CF2& sin, const KVView& kv, const F3& out_q, const std::optional<CF1>& q_norm,
-                  const std::optional<CF1>& k_norm, float norm_eps) {
-    const KVLayerArgs& layer = kv.args;
-    const size_t tokens = qkv.shape(0), heads = out_q.shape(1), dim = static_cast<size_t>(layer.head_dim);
-    require(out_q.shape(0) == tokens && out_q.shape(2) == dim, "out_q must be [tokens, heads, head_dim]");
-    require(qkv.shape(1) == (heads + 2 * static_cast<size_t>(layer.num_kv_heads)) * dim, "qkv must be [tokens, (heads + 2 * kv heads) * head_dim]");
-    require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1) && 2 * cos.shape(1) <= dim, "cos and sin must agree and fit head_dim");
-    require(!q_norm || q_norm->shape(0) == dim, "q_norm must be [head_dim]");
-    require(!k_norm || k_norm->shape(0) == dim, "k_norm must be [head_dim]");
-    RopeWriteArgs args{qkv.data(), batch_args(query_start, start_position, block_table, tokens), cos.data(), sin.data(),
-                       static_cast<int>(cos.shape(1)), layer, out_q.data(), static_cast<int>(tokens), static_cast<int>(heads),
-                       q_norm ? q_norm->data() : nullptr, k_norm ? k_norm->data() : nullptr, norm_eps};
-    check_positions(args.batch, layer, cos.shape(0), kv.pool.shape(0));
+  void rope_write(const CF2& qkv, BatchView& batch, const CF2& cos, const CF2& sin, const KVView& kv, const F3& out_q,
+                  const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm, float norm_eps) {
+    require(qkv.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
+    RopeWriteArgs args = rope_args(batch, cos, sin, kv, out_q, q_norm, k_norm, norm_eps);
+    require(qkv.shape(1) == qkv_width(args), "qkv must be [tokens, (heads + 2 * kv heads) * head_dim]");
+    args.qkv = qkv.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     table_->rope_write(pool_, args);
   }
 
-  void paged_attention(const CF3& q, const CI1& query_start, const CI1& start_position, const CI2& block_table, const KVView& kv,
-                       float scale, const F3& out) {
+  void attention_input(const CF2& x, const CF1& norm, float eps, const Linear& qkv, BatchView& batch, const CF2& cos, const CF2& sin,
+                       const KVView& kv, const F3& out_q, const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm) {
+    require(x.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
+    RopeWriteArgs args = rope_args(batch, cos, sin, kv, out_q, q_norm, k_norm, eps);
+    check_norm_linear(x, norm, qkv);
+    require(static_cast<size_t>(qkv.weights.num_outputs) == qkv_width(args), "qkv must give (heads + 2 * kv heads) * head_dim numbers");
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    args.qkv = norm_linear_here(x.data(), static_cast<int>(x.shape(0)), norm.data(), eps, qkv.weights);
+    table_->rope_write(pool_, args);
+  }
+
+  void norm_linear_into(const CF2& x, const CF1& norm, float eps, const Linear& weight, const F2& out) {
+    check_norm_linear(x, norm, weight);
+    require(out.shape(0) == x.shape(0) && out.shape(1) == static_cast<size_t>(weight.weights.num_outputs), "out must be [rows of x, num_outputs]");
+    if (x.shape(0) == 0) return;
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    norm_linear(x.data(), static_cast<int>(x.shape(0)), norm.data(), eps, weight.weights, out.data());
+  }
+
+  void gated_mlp(const F2& hidden, const CF1& norm, float eps, const Linear& gate_up, const Linear& down) {
+    check_norm_linear(hidden, norm, gate_up);
+    const LinearWeights& w = down.weights;
+    require(2 * w.num_inputs == gate_up.weights.num_outputs, "gate_up must give twice what down takes");
+    require(hidden.shape(1) == static_cast<size_t>(w.num_outputs), "down must give as many numbers as hidden has columns");
+    const int rows = static_cast<int>(hidden.shape(0));
+    if (rows == 0) return;
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (int first = 0; first < rows; first += kMlpRows) {
+      const int count = rows - first < kMlpRows ? rows - first : kMlpRows;
+      float* block = hidden.data() + static_cast<size_t>(first) * w.num_outputs;
+      const float* both = norm_linear_here(block, count, norm.data(), eps, gate_up.weights);
+      float* inner = static_cast<float*>(inner_.reserve(sizeof(float) * count * w.num_inputs));
+      table_->silu_mul(pool_, both, count, w.num_inputs, inner);
+      run_linear({&w, inner, block, count, true, nullptr});
+    }
+  }
+
+  void paged_attention(const CF3& q, BatchView& batch, const KVView& kv, float scale, const F3& out) {
     const KVLayerArgs& layer = kv.args;
+    require(q.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
     require(q.shape(2) == static_cast<size_t>(layer.head_dim), "q must be [tokens, heads, head_dim]");
     require(q.shape(1) % static_cast<size_t>(layer.num_kv_heads) == 0, "the heads must be a multiple of the KV heads");
     for (size_t i = 0; i < 3; i++) require(out.shape(i) == q.shape(i), "out must have the shape of q");
-    AttentionArgs args{q.data(), batch_args(query_start, start_position, block_table, q.shape(0)), layer, out.data(),
-                       static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), scale, nullptr};
-    check_positions(args.batch, layer, SIZE_MAX, kv.pool.shape(0));
+    check_tables(batch, kv);
+    AttentionArgs args{q.data(), batch.args, layer, out.data(), static_cast<int>(q.shape(0)), static_cast<int>(q.shape(1)), scale, nullptr};
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     args.scratch = scratch_.reserve(table_->attention_scratch_bytes(args, pool_.num_threads()));
@@ -226,25 +157,54 @@ class Kernels {
   }
 
  private:
-  // No kernel reads or writes outside the pool, the tables or the rope table, whatever the caller hands in.
-  static void check_positions(const BatchArgs& batch, const KVLayerArgs& layer, size_t max_positions, size_t pool_bytes) {
-    const int64_t num_blocks = static_cast<int64_t>(pool_bytes / static_cast<size_t>(layer.block_bytes));
-    for (int i = 0; i < batch.num_sequences; i++) {
-      const int64_t rows = int64_t{batch.query_start[i + 1]} - batch.query_start[i], end = batch.start_position[i] + rows;
-      require(rows >= 0 && batch.start_position[i] >= 0, "query_start must ascend and positions must not be negative");
-      require(static_cast<size_t>(end) <= max_positions, "a position is outside the rope table");
-      const int64_t used = (end + layer.block_size - 1) / layer.block_size;
-      require(used <= batch.max_blocks, "the block table is too short for the positions");
-      for (int64_t b = 0; b < used; b++) {
-        const int32_t id = batch.block_table[int64_t{i} * batch.max_blocks + b];
-        require(id >= 0 && id < num_blocks, "a block id is outside the pool");
-      }
-    }
+  // All but qkv.
+  static RopeWriteArgs rope_args(BatchView& batch, const CF2& cos, const CF2& sin, const KVView& kv, const F3& out_q,
+                                 const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm, float norm_eps) {
+    const size_t dim = static_cast<size_t>(kv.args.head_dim);
+    require(out_q.shape(0) == batch.num_tokens && out_q.shape(2) == dim, "out_q must be [tokens, heads, head_dim]");
+    require(sin.shape(0) == cos.shape(0) && sin.shape(1) == cos.shape(1) && 2 * cos.shape(1) <= dim, "cos and sin must agree and fit head_dim");
+    require(!q_norm || q_norm->shape(0) == dim, "q_norm must be [head_dim]");
+    require(!k_norm || k_norm->shape(0) == dim, "k_norm must be [head_dim]");
+    require(static_cast<size_t>(batch.num_positions) <= cos.shape(0), "a position is outside the rope table");
+    check_tables(batch, kv);
+    return {nullptr, batch.args, cos.data(), sin.data(), static_cast<int>(cos.shape(1)), kv.args, out_q.data(),
+            static_cast<int>(batch.num_tokens), static_cast<int>(out_q.shape(1)), q_norm ? q_norm->data() : nullptr,
+            k_norm ? k_norm->data() : nullptr, norm_eps};
+  }
+
+  static constexpr int kMlpRows = 64;  // what lies between the two matrices of a block stays in the second-level cache
+
+  static size_t qkv_width(const RopeWriteArgs& args) {
+    return (static_cast<size_t>(args.num_heads) + 2 * static_cast<size_t>(args.kv.num_kv_heads)) * static_cast<size_t>(args.kv.head_dim);
+  }
+
+  template <class Matrix>
+  static void check_norm_linear(const Matrix& x, const CF1& norm, const Linear& linear) {
+    require(x.shape(1) == static_cast<size_t>(linear.weights.num_inputs), "x must have num_inputs columns");
+    require(norm.shape(0) == x.shape(1), "the norm's weight must have one number a column of x");
+  }
+
+  void norm_linear(const float* x, int rows, const float* norm, float eps, const LinearWeights& w, float* out) {
+    float* normed = static_cast<float*>(normed_.reserve(sizeof(float) * rows * w.num_inputs));
+    table_->rms_norm(pool_, x, norm, eps, rows, w.num_inputs, normed);
+    run_linear({&w, normed, out, rows, false, nullptr});
+  }
+
+  // [rows, num_outputs] in memory of ours, until the next call.
+  const float* norm_linear_here(const float* x, int rows, const float* norm, float eps, const LinearWeights& w) {
+    float* out = static_cast<float*>(wide_.reserve(sizeof(float) * rows * w.num_outputs));
+    norm_linear(x, rows, norm, eps, w, out);
+    return out;
+  }
+
+  void run_linear(LinearArgs args) {
+    args.scratch = scratch_.reserve(table_->linear_scratch_bytes(*args.weights, args.num_rows));
+    table_->linear(pool_, args);
   }
 
   ThreadPool pool_;
   const KernelTable* table_ = nullptr;
-  Buffer scratch_;
+  Buffer scratch_, normed_, wide_, inner_;
   std::mutex mutex_;  // one caller at a time: the pool and the scratch memory are shared
 };
 
@@ -260,8 +220,10 @@ NB_MODULE(_native, m) {
       .def_prop_ro("num_outputs", [](const Linear& l) { return l.weights.num_outputs; })
       .def_prop_ro("num_inputs", [](const Linear& l) { return l.weights.num_inputs; })
       .def_prop_ro("num_bytes", [](const Linear& l) { return l.num_bytes; })
-      .def_prop_ro("weights_dtype", [](const Linear& l) { return l.weights.dtype == WeightsDtype::f32 ? "f32" : "bf16"; });
+      .def_prop_ro("weights_dtype", [](const Linear& l) { return name_of(l.weights.dtype); });
   nb::class_<KVView>(m, "KVView");
+  nb::class_<BatchView>(m, "BatchView");
+  m.def("make_batch_view", &make_batch_view, nb::arg("query_start"), nb::arg("start_position"), nb::arg("block_table"));
   m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"));
   nb::class_<Kernels>(m, "Kernels")
@@ -269,14 +231,19 @@ NB_MODULE(_native, m) {
       .def_prop_ro("instruction_set", &Kernels::instruction_set)
       .def_prop_ro("num_threads", &Kernels::num_threads)
       .def("pack_linear", &Kernels::pack, nb::arg("weight"), nb::arg("bias").none(), nb::arg("weights_dtype"))
+      .def("pack_blocks", &Kernels::pack_rows_of_blocks, nb::arg("blocks"), nb::arg("bias").none(), nb::arg("kind"))
       .def("linear", &Kernels::linear, nb::arg("x"), nb::arg("weight"), nb::arg("out").noconvert(), nb::arg("accumulate"))
       .def("embedding", &Kernels::embedding, nb::arg("table"), nb::arg("token_ids"), nb::arg("out").noconvert())
       .def("rms_norm", &Kernels::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out").noconvert())
       .def("silu_mul", &Kernels::silu_mul, nb::arg("gate_up"), nb::arg("out").noconvert())
-      .def("rope_write", &Kernels::rope_write, nb::arg("qkv"), nb::arg("query_start"), nb::arg("start_position"),
-           nb::arg("block_table"), nb::arg("cos"), nb::arg("sin"), nb::arg("kv"), nb::arg("out_q").noconvert(),
-           nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("norm_eps"))
-      .def("paged_attention", &Kernels::paged_attention, nb::arg("q"), nb::arg("query_start"), nb::arg("start_position"),
-           nb::arg("block_table"), nb::arg("kv"), nb::arg("scale"), nb::arg("out").noconvert())
+      .def("rope_write", &Kernels::rope_write, nb::arg("qkv"), nb::arg("batch"), nb::arg("cos"), nb::arg("sin"), nb::arg("kv"),
+           nb::arg("out_q").noconvert(), nb::arg("q_norm").none(), nb::arg("k_norm").none(), nb::arg("norm_eps"))
+      .def("attention_input", &Kernels::attention_input, nb::arg("x"), nb::arg("norm"), nb::arg("eps"), nb::arg("qkv"), nb::arg("batch"),
+           nb::arg("cos"), nb::arg("sin"), nb::arg("kv"), nb::arg("out_q").noconvert(), nb::arg("q_norm").none(), nb::arg("k_norm").none())
+      .def("norm_linear", &Kernels::norm_linear_into, nb::arg("x"), nb::arg("norm"), nb::arg("eps"), nb::arg("weight"),
+           nb::arg("out").noconvert())
+      .def("gated_mlp", &Kernels::gated_mlp, nb::arg("hidden").noconvert(), nb::arg("norm"), nb::arg("eps"), nb::arg("gate_up"), nb::arg("down"))
+      .def("paged_attention", &Kernels::paged_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),
+           nb::arg("out").noconvert())
       .def("copy_blocks", &Kernels::copy_blocks, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("sources"), nb::arg("targets"));
 }

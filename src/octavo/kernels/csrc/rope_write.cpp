@@ -22,7 +22,13 @@ void normalise(const float* x, const float* weight, float eps, int head_dim, flo
 
 // Dimensions j and j + half turn by the angle of the position; those from 2 * half on pass through.
 void rotate(const float* x, const float* cos, const float* sin, int half, int head_dim, float* out) {
-  for (int j = 0; j < half; j++) {
+  int j = 0;
+  for (; j + kLanes <= half; j += kLanes) {
+    const F16 a = load(x + j), b = load(x + j + half), c = load(cos + j), s = load(sin + j);
+    store(out + j, sub(mul(a, c), mul(b, s)));
+    store(out + j + half, add(mul(b, c), mul(a, s)));
+  }
+  for (; j < half; j++) {
     const float a = x[j], b = x[j + half];
     out[j] = a * cos[j] - b * sin[j];
     out[j + half] = b * cos[j] + a * sin[j];

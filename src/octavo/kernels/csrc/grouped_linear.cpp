@@ -1,0 +1,156 @@
+// out = x @ weights.T + bias, where weights are int8 or 4 bits with a scale for each group of 32 inputs.
+//
+// x is rounded to int8 first, a tile of up to kMaxGroupedRows rows at a time. A piece of work is a few panels times a block
+// of tiles: its x stays in the second-level cache while the panels pass by.
+#include "grouped_linear.hpp"
+
+#include "grouped_rows.hpp"
+#include "linear_output.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+namespace {
+
+constexpr size_t kBlockBytes = 400 << 10;  // of rounded x
+constexpr size_t kPieceBytes = 256 << 10;  // of weights, where they are read once
+constexpr double kPieceMultiplyAdds = 12e6;
+constexpr int kPiecesPerThread = 8;
+constexpr double kInlineBytes = 32e3, kInlineMultiplyAdds = 4e5;  // less than a wake-up costs
+constexpr double kInlineRounded = 1 << 14;                        // numbers of x, likewise
+
+struct Plan {
+  int groups, num_panels;
+  int num_tiles, tile_rows, num_taller;  // tiles have tile_rows rows, the first num_taller one more
+  size_t panel_bytes, tile_bytes;        // tile_bytes: from one rounded tile to the next
+  int num_blocks, block_tiles;
+};
+
+struct Work {
+  LinearArgs args;
+  Plan plan;
+  int num_threads, num_pieces, panels_per_piece, tile_panels;
+  void (*round)(const float* x, int num_inputs, int rows, void* packed);
+  GroupedTileFn (*find)(int rows, int panels);
+};
+
+int divide_up(int a, int b) { return (a + b - 1) / b; }
+int least(int a, int b) { return a < b ? a : b; }
+
+Plan make_plan(const LinearWeights& w, int num_rows) {
+  Plan plan;
+  plan.groups = num_groups(w.num_inputs);
+  plan.num_panels = divide_up(w.num_outputs, kLanes);
+  plan.panel_bytes = static_cast<size_t>(plan.groups) * group_bytes(w.dtype);
+  plan.num_tiles = divide_up(num_rows, kMaxGroupedRows);
+  plan.tile_rows = num_rows / plan.num_tiles;
+  plan.num_taller = num_rows % plan.num_tiles;
+  const size_t rows = static_cast<size_t>(plan.tile_rows) + (plan.num_taller ? 1 : 0);
+  plan.tile_bytes = (rows * kGroupedXBytes * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
+  const int fit = static_cast<int>(kBlockBytes / plan.tile_bytes);
+  plan.num_blocks = divide_up(plan.num_tiles, fit < 1 ? 1 : fit);
+  plan.block_tiles = divide_up(plan.num_tiles, plan.num_blocks);
+  return plan;
+}
+
+int first_row(const Plan& plan, int tile) { return tile * plan.tile_rows + least(tile, plan.num_taller); }
+int rows_of(const Plan& plan, int tile) { return plan.tile_rows + (tile < plan.num_taller ? 1 : 0); }
+
+void round_piece(void* context, int tile, int) {
+  const Work& work = *static_cast<const Work*>(context);
+  const int inputs = work.args.weights->num_inputs;
+  work.round(work.args.x + static_cast<size_t>(first_row(work.plan, tile)) * inputs, inputs, rows_of(work.plan, tile),
+             static_cast<uint8_t*>(work.args.scratch) + work.plan.tile_bytes * tile);
+}
+
+// A group of panels, all tiles of a block; next_panel: where the group after this one begins.
+void run_panels(const Work& work, int panel, int panels, int block, int next_panel) {
+  const Plan& plan = work.plan;
+  const uint8_t* weights = static_cast<const uint8_t*>(work.args.weights->weights);
+  const uint8_t* x = static_cast<const uint8_t*>(work.args.scratch);
+  const int first = block * plan.block_tiles, last = least(first + plan.block_tiles, plan.num_tiles);
+  const size_t share = plan.panel_bytes / plan.groups * panels / (last - first);
+  float sums[kMaxGroupedRows * 4 * kLanes];
+  for (int tile = first; tile < last; tile++) {
+    const int rows = rows_of(plan, tile);
+    const uint8_t* next = weights + plan.panel_bytes * next_panel + share * plan.groups * (tile - first);
+    const size_t step = plan.num_tiles == 1 ? plan.panel_bytes / plan.groups : share;
+    work.find(rows, panels)({weights + plan.panel_bytes * panel, plan.panel_bytes, x + plan.tile_bytes * tile, plan.groups,
+                             sums, next, step});
+    for (int r = 0; r < rows; r++)
+      for (int p = 0; p < panels; p++)
+        finish_row(work.args, first_row(plan, tile) + r, panel + p, load(sums + (r * panels + p) * kLanes));
+  }
+}
+
+void linear_piece(void* context, int index, int) {
+  const Work& work = *static_cast<const Work*>(context);
+  const Plan& plan = work.plan;
+  const int block = index % plan.num_blocks, first = index / plan.num_blocks * work.panels_per_piece;
+  const int last = least(first + work.panels_per_piece, plan.num_panels);
+  // Most likely this thread's next piece; fetching another's costs nothing, since the cores share a cache.
+  const int after = least(index + work.num_threads, work.num_pieces - 1) / plan.num_blocks * work.panels_per_piece;
+  for (int panel = first, panels = work.tile_panels; panel < last; panel += panels) {
+    while (panels > last - panel) panels /= 2;
+    run_panels(work, panel, panels, block, panel + panels < last ? panel + panels : after);
+  }
+}
+
+int choose_panels_per_piece(const Plan& plan, int num_threads, int num_rows, int num_inputs) {
+  const double block_rows = static_cast<double>(num_rows) / plan.num_blocks;
+  double most = static_cast<double>(plan.num_panels) * plan.num_blocks / (num_threads * kPiecesPerThread);
+  const double by_work = kPieceMultiplyAdds / (block_rows * num_inputs * kLanes);
+  const double by_bytes = static_cast<double>(kPieceBytes) / static_cast<double>(plan.panel_bytes);
+  if (by_work < most) most = by_work;
+  if (plan.num_tiles == 1 && by_bytes < most) most = by_bytes;
+  int panels = 1;
+  while (panels * 2 <= most && panels < 64) panels *= 2;
+  return panels;
+}
+
+template <WeightsDtype kDtype>
+Work make_work(const LinearArgs& args, const Plan& plan) {
+  const bool streamed = plan.num_tiles == 1;
+  return {args, plan, 1, 1, 1, 1, round_rows<kDtype>, streamed ? find_grouped_tile<kDtype, true> : find_grouped_tile<kDtype, false>};
+}
+
+Work make_work(const LinearArgs& args) {
+  const Plan plan = make_plan(*args.weights, args.num_rows);
+  switch (args.weights->dtype) {
+    case WeightsDtype::int8: return make_work<WeightsDtype::int8>(args, plan);
+    case WeightsDtype::int4: return make_work<WeightsDtype::int4>(args, plan);
+    default: return make_work<WeightsDtype::int4_min>(args, plan);
+  }
+}
+
+}  // namespace
+
+size_t grouped_linear_scratch_bytes(const LinearWeights& weights, int num_rows) {
+  const Plan plan = make_plan(weights, num_rows);
+  return plan.tile_bytes * static_cast<size_t>(plan.num_tiles);
+}
+
+void grouped_linear(ThreadPool& pool, const LinearArgs& args) {
+  Work work = make_work(args);
+  const Plan& plan = work.plan;
+  const int inputs = args.weights->num_inputs;
+  work.num_threads = pool.num_threads();
+  work.panels_per_piece = choose_panels_per_piece(plan, work.num_threads, args.num_rows, inputs);
+  work.tile_panels = least(max_grouped_panels(plan.tile_rows + (plan.num_taller ? 1 : 0)), work.panels_per_piece);
+  work.num_pieces = divide_up(plan.num_panels, work.panels_per_piece) * plan.num_blocks;
+  const double bytes = static_cast<double>(plan.panel_bytes) * plan.num_panels;
+  const double multiply_adds = static_cast<double>(plan.num_panels) * kLanes * inputs * args.num_rows;
+  const bool inlined = bytes <= kInlineBytes && multiply_adds <= kInlineMultiplyAdds;
+  if (inlined || static_cast<double>(args.num_rows) * inputs <= kInlineRounded) {
+    for (int tile = 0; tile < plan.num_tiles; tile++) round_piece(&work, tile, 0);
+  } else {
+    pool.run(plan.num_tiles, round_piece, &work);
+  }
+  if (inlined) {
+    for (int piece = 0; piece < work.num_pieces; piece++) linear_piece(&work, piece, 0);
+  } else {
+    pool.run(work.num_pieces, linear_piece, &work);
+  }
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

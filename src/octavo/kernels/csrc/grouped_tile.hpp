@@ -1,0 +1,150 @@
+// The register tiles of linear layers with grouped weights: R rows by P panels of 16 outputs. Whatever the tile, the sum of
+// a group is an exact integer, and groups are added in ascending order, one fused multiply-add each (and one more for
+// minima), so all tiles give the same bits.
+#pragma once
+#include "group_lanes.hpp"
+#include "kernel_table.hpp"
+
+namespace octavo {
+namespace OCTAVO_ISA {
+
+// The largest tiles that the registers hold.
+#if defined(__AVX512F__)
+constexpr int kMaxGroupedRows = 6;
+constexpr int max_grouped_panels(int rows) { return rows <= 3 ? 4 : 2; }
+#elif defined(__AVX2__)
+constexpr int kMaxGroupedRows = 4;
+constexpr int max_grouped_panels(int rows) { return rows == 1 ? 2 : 1; }
+#else
+constexpr int kMaxGroupedRows = 2;
+constexpr int max_grouped_panels(int) { return 1; }
+#endif
+
+// Packed x of a tile: for each group [8 units][rows] of four bytes, [rows] f32 scales, [rows] offsets: what the codes'
+// offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
+constexpr size_t kGroupedXBytes = 4 * (kGroupUnits + 2);  // for a row and a group
+
+struct GroupedTile {
+  const uint8_t* weights;  // the first panel
+  size_t panel_bytes;
+  const uint8_t* x;
+  int groups;
+  float* sums;              // [rows][panels][16]
+  const uint8_t* prefetch;  // what is wanted after this tile ...
+  size_t prefetch_step;     // ... and how far to go in it with each group
+};
+
+template <WeightsDtype kDtype, int R, int P>
+OCTAVO_INLINE void add_unit(I16 (&dots)[R][P], const Codes (&codes)[P], const int32_t* x) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) dots[r][p] = add_products<kDtype>(dots[r][p], codes[p], x[r]);
+  }
+}
+
+template <WeightsDtype kDtype, int R, int P>
+OCTAVO_INLINE void add_codes(I16 (&dots)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x) {
+  constexpr bool kHalves = kDtype != WeightsDtype::int8;
+#pragma GCC unroll 8
+  for (int unit = 0; unit < (kHalves ? kGroupUnits / 2 : kGroupUnits); unit++) {
+    Codes codes[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) codes[p] = load_codes(w + static_cast<size_t>(p) * panel_bytes + unit * 64);
+    if (!kHalves) {
+      add_unit<kDtype, R, P>(dots, codes, x + unit * R);
+      continue;
+    }
+    Codes half[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) half[p] = low_codes(codes[p]);
+    add_unit<kDtype, R, P>(dots, half, x + unit * R);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) half[p] = high_codes(codes[p]);
+    add_unit<kDtype, R, P>(dots, half, x + (unit + kGroupUnits / 2) * R);
+  }
+}
+
+template <WeightsDtype kDtype, int R, int P>
+OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const uint8_t* x) {
+  constexpr bool kMinimum = kDtype == WeightsDtype::int4_min;
+  const int32_t* codes = reinterpret_cast<const int32_t*>(x);
+  const float *scale = reinterpret_cast<const float*>(x) + kGroupUnits * R, *rest = scale + R;
+  I16 dots[R][P];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) dots[r][p] = set1_int(lane_offset(kDtype) ? codes[(kGroupUnits + 1) * R + r] : 0);
+  }
+  add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
+#pragma GCC unroll 4
+  for (int p = 0; p < P; p++) {
+    const uint8_t* from = w + static_cast<size_t>(p) * panel_bytes;
+    const F16 weight_scale = kMinimum ? load_f16(from) : load(reinterpret_cast<const float*>(from));
+    const F16 minimum = kMinimum ? load_f16(from + kGroupScaleBytes / 2) : zero();
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      sum[r][p] = fma(to_float(dots[r][p]), mul(weight_scale, set1(scale[r])), sum[r][p]);
+      if (kMinimum) sum[r][p] = fma(minimum, set1(rest[r]), sum[r][p]);
+    }
+  }
+}
+
+// kStreamed: the panels are read once, by this tile alone, and the next panels are fetched at the same rate. Otherwise
+// several tiles read them, and each fetches its share of what comes next.
+template <WeightsDtype kDtype, int R, int P, bool kStreamed>
+static void run_grouped_tile(const GroupedTile& tile) {
+  constexpr size_t kBytes = group_bytes(kDtype);
+  F16 sum[R][P];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) sum[r][p] = zero();
+  }
+  const uint8_t *w = tile.weights, *x = tile.x, *next = tile.prefetch;
+  const size_t panel_bytes = tile.panel_bytes, prefetch_step = tile.prefetch_step;
+  for (int group = 0; group < tile.groups; group++) {
+    if (kStreamed) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++)
+#pragma GCC unroll 9
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(next + static_cast<size_t>(p) * panel_bytes + line, 0, 3);
+    } else {
+      for (size_t line = 0; line < prefetch_step; line += 64) __builtin_prefetch(next + line, 0, 2);
+    }
+    next += prefetch_step;
+    add_group<kDtype, R, P>(sum, w, panel_bytes, x);
+    w += kBytes;
+    x += R * kGroupedXBytes;
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) store(tile.sums + (r * P + p) * kLanes, sum[r][p]);
+  }
+}
+
+using GroupedTileFn = void (*)(const GroupedTile&);
+
+template <WeightsDtype kDtype, int R, bool kStreamed>
+static GroupedTileFn grouped_tile_of_rows(int panels) {
+  if constexpr (max_grouped_panels(R) >= 4) {
+    if (panels == 4) return run_grouped_tile<kDtype, R, 4, kStreamed>;
+  }
+  if constexpr (max_grouped_panels(R) >= 2) {
+    if (panels == 2) return run_grouped_tile<kDtype, R, 2, kStreamed>;
+  }
+  return run_grouped_tile<kDtype, R, 1, kStreamed>;
+}
+
+// The tile of `rows` rows (1 to kMaxGroupedRows) and `panels` panels (1, 2 or 4, at most max_grouped_panels(rows)).
+template <WeightsDtype kDtype, bool kStreamed, int R = kMaxGroupedRows>
+static GroupedTileFn find_grouped_tile(int rows, int panels) {
+  if constexpr (R > 1) {
+    if (rows < R) return find_grouped_tile<kDtype, kStreamed, R - 1>(rows, panels);
+  }
+  return grouped_tile_of_rows<kDtype, R, kStreamed>(panels);
+}
+
+}  // namespace OCTAVO_ISA
+}  // namespace octavo

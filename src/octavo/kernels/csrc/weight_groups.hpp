@@ -1,0 +1,24 @@
+// How weights in groups of 32 inputs lie in memory: int8, and 4 bits with or without a minimum.
+//
+// [panel of 16 outputs][group][64 bytes of scales | codes], outputs and inputs padded with zeros.
+//   int8:     16 f32 scales; codes [8 units][16 outputs][4 inputs], a byte each, 128 more than the number they stand for.
+//   int4:     16 f32 scales; codes [4][16][4], the low half of a byte for unit j, the high half for unit j + 4, 8 too much.
+//   int4_min: 16 f16 scales, 16 f16 minima; codes as int4, none too much: weight = scale * code + minimum.
+#pragma once
+#include "kernel_table.hpp"
+
+namespace octavo {
+
+constexpr int kGroupInputs = 32;
+constexpr int kGroupUnits = 8;  // of four inputs
+constexpr size_t kGroupScaleBytes = 64;
+
+constexpr bool has_groups(WeightsDtype dtype) { return dtype >= WeightsDtype::int8; }
+constexpr int num_groups(int num_inputs) { return (num_inputs + kGroupInputs - 1) / kGroupInputs; }
+constexpr size_t group_bytes(WeightsDtype dtype) { return kGroupScaleBytes + (dtype == WeightsDtype::int8 ? 512 : 256); }
+// What a code is more than the number that it stands for.
+constexpr int code_offset(WeightsDtype dtype) {
+  return dtype == WeightsDtype::int8 ? 128 : dtype == WeightsDtype::int4 ? 8 : 0;
+}
+
+}  // namespace octavo

@@ -1,0 +1,95 @@
+"""In numpy, what weights in groups of 32 inputs mean, and how activations are rounded beside them.
+
+A group has codes and an f32 scale (4-bit groups of GGUF's q4_1 a minimum too). Of a product, the sums over a group are
+integers and exact; only the additions of groups are rounded. It knows no layout of the kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+U8 = npt.NDArray[np.uint8]
+
+GROUP = 32
+LEAST = np.float32(2.0**-120)  # a group whose numbers are all smaller counts as zeros
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}  # GGUF's blocks that groups hold without a second rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows in groups: number = scale * code + minimum."""
+
+    codes: I32  # [rows, groups, 32]
+    scale: F32  # [rows, groups]
+    minimum: F32 | None  # [rows, groups]
+    size: int  # of a row; the last group is padded with zeros
+
+    def values(self) -> F32:
+        """[rows, size], as the embedding gives them."""
+        values = self.codes.astype(np.float32) * self.scale[..., np.newaxis]
+        if self.minimum is not None:
+            values += self.minimum[..., np.newaxis]
+        return values.reshape(len(values), -1)[:, : self.size]
+
+
+def round_groups(values: F32, weights_dtype: str) -> Groups:
+    """int8: scale = largest absolute value / 127; int4: the largest becomes -8. To nearest, ties to even.
+
+    A group with a number that is not finite gets codes of 0 and a scale of NaN.
+    """
+    rows, size = values.shape
+    padded = np.zeros((rows, -(-size // GROUP), GROUP), np.float32)
+    padded.reshape(rows, -1)[:, :size] = values
+    finite = np.isfinite(padded).all(axis=-1)
+    padded[~finite] = 0
+    where = np.abs(padded).argmax(axis=-1)[..., np.newaxis]
+    largest = np.take_along_axis(padded, where, axis=-1)[..., 0]
+    live = np.abs(largest) >= LEAST
+    largest = np.where(live, largest, np.float32(1))
+    if weights_dtype == "int8":
+        largest = np.abs(largest)
+    steps = np.float32(127 if weights_dtype == "int8" else -8)
+    inverse = np.where(live, steps / largest, np.float32(0))
+    codes = np.rint(padded * inverse[..., np.newaxis]).astype(np.int32)
+    scale = np.where(live, largest / steps, np.float32(0))
+    scale[~finite] = np.nan
+    return Groups(codes if weights_dtype == "int8" else np.minimum(codes, 7), scale.astype(np.float32), None, size)
+
+
+def read_blocks(blocks: U8, kind: str) -> Groups:
+    """GGUF blocks [rows, bytes of a row] as they are."""
+    cut = blocks.reshape(len(blocks), -1, BLOCK_BYTES[kind])
+    scale = _f16(cut[..., :2])
+    size = cut.shape[1] * GROUP
+    if kind == "q8_0":
+        return Groups(cut[..., 2:].view(np.int8).astype(np.int32), scale, None, size)
+    packed = cut[..., -GROUP // 2 :]
+    codes = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int32)
+    if kind == "q4_0":
+        return Groups(codes - 8, scale, None, size)
+    return Groups(codes, scale, _f16(cut[..., 2:4]), size)
+
+
+def multiply(x: F32, weight: Groups) -> F32:
+    """x [m, size] @ weight.T; x is rounded to int8 groups, and groups are added in ascending order."""
+    rounded = round_groups(x, "int8")
+    total = np.zeros((len(x), len(weight.codes)), np.float64)
+    sums = rounded.codes.sum(axis=-1)
+    for group in range(weight.codes.shape[1]):
+        exact = rounded.codes[:, group] @ weight.codes[:, group].T
+        scale = rounded.scale[:, group, np.newaxis] * weight.scale[np.newaxis, :, group]
+        total = (exact * scale.astype(np.float64) + total).astype(np.float32).astype(np.float64)
+        if weight.minimum is not None:
+            factor = rounded.scale[:, group] * sums[:, group].astype(np.float32)
+            added = factor[:, np.newaxis].astype(np.float64) * weight.minimum[np.newaxis, :, group]
+            total = (added + total).astype(np.float32).astype(np.float64)
+    return total.astype(np.float32)
+
+
+def _f16(pairs: U8) -> F32:
+    return np.ascontiguousarray(pairs).view("<f2")[..., 0].astype(np.float32)
