@@ -102,6 +102,18 @@ def test_talks(tmp_path: Path) -> None:
     assert second.prompt_token_ids[: len(said)] == said
 
 
+def test_text(tmp_path: Path) -> None:
+    lines = ["User: Hello", "there", "Assistant: Hi", "User: Bye", "Assistant: Bye", "---", "Human: One", "AI: Two"]
+    first, second, third = read(write_lines(tmp_path / "t", lines), tokenize=lambda text: list(text.encode()))
+    assert bytes(list(first.prompt_token_ids or [])) == b"user: Hello\nthere\n"
+    assert bytes(list(first.output_token_ids or [])) == b"Hi"
+    assert bytes(list(second.prompt_token_ids or [])) == b"user: Hello\nthere\nHiuser: Bye\n"
+    assert (first.session, third.session, bytes(list(third.output_token_ids or []))) == ("0", "1", b"Two")
+    bad = BadLines(skip=True)
+    assert len(read(write_lines(tmp_path / "t", ["User: alone", "---", *lines]), bad)) == 3
+    assert "has no answer" in bad.reasons[0]
+
+
 @pytest.mark.parametrize(
     ("header", "row"),
     [

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo.replay.trace_formats import ReadOptions
 
 MODES = ("cache", "timed", "allocators", "sharing", "events")
-TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "record")
+TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "text", "lengths", "record")
 
 
 @click.command()

@@ -1,14 +1,15 @@
 """What a line of each kind of trace means. It knows no file and no cache; `read_trace` joins it with `lines`.
 
 Formats: `mooncake` (JSONL: timestamp, input_length, output_length, hash_ids), `weka` (one JSON document a session),
-`lmcache` (JSONL: input and output as text), `talks` (JSONL: messages), `lengths` (CSV with a header), `record` (what
-`octavo serve --record` writes; read by `recording`).
+`lmcache` (JSONL: input and output as text), `talks` (JSONL: messages), `text` (lines that begin with who speaks, talks
+parted by a line of dashes), `lengths` (CSV with a header), `record` (what `octavo serve --record` writes).
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,8 +23,10 @@ from octavo.replay.recording import requests_of
 from octavo.replay.trace import KEY_BYTES, TraceRequest, token_array
 
 Tokenize = Callable[[str], Sequence[int]]
-FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "lengths", "record")
+FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "text", "lengths", "record")
 _MAX_TOKENS = 1 << 30
+_SPEAKER = re.compile(r"(system|user|human|assistant|ai|bot)\s*:\s*(.*)", re.IGNORECASE)
+_ANSWERS = ("assistant", "ai", "bot")
 # column names of the known length files -> what they mean
 _PROMPT_COLUMNS = ("num_prefill_tokens", "contexttokens", "request tokens", "input_tokens", "prompt_tokens")
 _OUTPUT_COLUMNS = ("num_decode_tokens", "generatedtokens", "response tokens", "output_tokens", "completion_tokens")
@@ -75,6 +78,8 @@ def _read_file(name: str, bad: BadLines, options: ReadOptions) -> Iterator[Trace
         yield from _read_lengths(everything, bad)
     elif kind == "weka":
         yield from _read_weka(everything, bad)
+    elif kind == "text":
+        yield from _read_text(everything, bad, options)
     elif kind == "record":
         yield from requests_of(lines)
     else:
@@ -104,6 +109,8 @@ def guess_format(first: NumberedLine) -> str:
         names = [name.strip().lower() for name in text.split(",")]
         if any(name in _PROMPT_COLUMNS for name in names):
             return "lengths"
+        if _SPEAKER.match(text):
+            return "text"
         raise TraceError(
             f"{first.name} begins with {text[:60]!r}, which is no trace that is known: expected JSON lines (Mooncake, "
             f"LMCache, talks), a WEKA session, or CSV with a column {' or '.join(_PROMPT_COLUMNS)}; say which it is "
@@ -238,6 +245,36 @@ def _talk(line: dict[str, Any], options: ReadOptions) -> list[TraceRequest]:
     if not found:
         raise ValueError("the talk has no answer (a message of the role assistant after another one)")
     return found
+
+
+def _read_text(lines: Iterator[NumberedLine], bad: BadLines, options: ReadOptions) -> Iterator[TraceRequest]:
+    """`User: ...` and `Assistant: ...`, each with the lines that follow it; a line of dashes ends a talk."""
+    said: list[dict[str, str]] = []
+    number, first = 0, None
+
+    def talk() -> Iterator[TraceRequest]:
+        try:
+            yield from _talk({"id": str(number), "messages": said}, options)
+        except ValueError as error:
+            bad.found(first.name if first else "", first.number if first else 0, str(error))
+
+    for line in lines:
+        speaks = _SPEAKER.match(line.text)
+        if not line.text.strip("-"):
+            yield from talk()
+            said, number, first = [], number + 1, None
+        elif speaks is not None:
+            first = first or line
+            role = "assistant" if speaks[1].lower() in _ANSWERS else speaks[1].lower()
+            said.append({"role": role, "content": speaks[2]})
+        elif said:
+            said[-1]["content"] += "\n" + line.text
+        else:
+            bad.found(
+                line.name, line.number, f"nobody speaks: {line.text[:60]!r} does not begin with User: or the like"
+            )
+    if said:
+        yield from talk()
 
 
 def _read_lengths(lines: Iterator[NumberedLine], bad: BadLines) -> Iterator[TraceRequest]:
