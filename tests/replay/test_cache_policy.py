@@ -48,10 +48,22 @@ def test_least_frequently_used_keeps_what_is_used() -> None:
     assert lru.hit_blocks < 20
 
 
+def test_priority_keeps_what_urgent_requests_had() -> None:
+    """An urgent talk now and then, among many others; the urgent one's blocks stay, whatever comes."""
+    requests = []
+    for turn in range(100):
+        requests.append(TraceRequest(0.0, 1024, 1, [0, 1], 512, priority=-1))
+        requests += [
+            TraceRequest(0.0, 1536, 1, [1000 + 30 * turn + 3 * n + k for k in range(3)], 512) for n in range(5)
+        ]
+    assert run_policy(requests, "lru", 8, None).hit_blocks == 0
+    assert run_policy(requests, "priority", 8, None).hit_blocks == 99 * 2
+
+
 def test_requests_larger_than_the_cache_are_counted() -> None:
     assert run_policy([TraceRequest(0.0, 2048, 1, [1, 2, 3, 4], 512)], "lru", 3, None).too_large == 1
 
 
 def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--policy is 'mru'; it must be lru or lfu"):
+    with pytest.raises(ConfigError, match="--policy is 'mru'; it must be one of lru, lfu, priority"):
         run_policy([], "mru", 10, None)

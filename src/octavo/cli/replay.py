@@ -70,7 +70,11 @@ TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "text", "length
 @bytes_option("--host-memory", default="64GiB", help="Memory below the cache, for --advise. [default: 64GiB]")
 @bytes_option("--disk", default="1TB", help="Disk below that, for --advise. [default: 1TB]")
 @click.option(
-    "--policy", default="lru", show_default=True, metavar="NAME", help="Which idle block goes first: lru, lfu."
+    "--policy",
+    default="lru",
+    show_default=True,
+    metavar="NAME",
+    help="Which idle block goes first: lru, lfu, priority.",
 )
 @click.option("--cost", type=click.Path(path_type=Path, dir_okay=False), help="Cost model: FILE of `calibrate-cost`.")
 @click.option("--speed", type=float, default=1.0, show_default=True, help="2 brings the requests twice as fast.")
@@ -120,6 +124,8 @@ def replay(trace: str, mode: str, **values: Any) -> None:
     from octavo.cli.replay_timed import run_timed
     from octavo.replay.lines import BadLines
 
+    if values["policy"] != "lru" and (mode not in ("cache", "timed") or values["advise"]):
+        raise ConfigError(f"--policy {values['policy']} is for the modes cache and timed; leave it out")
     bad = BadLines(skip=values["bad_lines"] == "skip")
     options = read_options(values)
     if values["write_trace"] is not None:

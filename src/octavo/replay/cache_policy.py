@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octavo.core import events
 from octavo.core.block_manager import BlockManager
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.core.request import Request
@@ -61,6 +62,8 @@ def run_policy(requests: Iterable[TraceRequest], policy: str, num_blocks: int, b
         )
         ids.append(_LAST)
         request = Request("r", ids, _PARAMS, seed=0, namespace=one.namespace)
+        if listener is not None:
+            listener(events.RequestAdded("r", one.namespace, len(path), one.priority))
         match = manager.find_prefix(request)
         manager.attach_prefix(request, match)
         found = min(len(match.nodes), len(named.names))

@@ -13,7 +13,7 @@ from octavo.core import events
 from octavo.core.eviction import EvictionPolicy, LeastRecentlyUsed
 from octavo.errors import ConfigError
 
-POLICIES = ("lru", "lfu")
+POLICIES = ("lru", "lfu", "priority")
 Rank = Callable[[int], int]
 
 
@@ -40,7 +40,7 @@ class Ranked:
         return iter(sorted(self._keys, key=lambda block: self._keys[block]))
 
     def add(self, block_ids: Sequence[int]) -> None:
-        lowest = 0
+        lowest = -(1 << 62)
         for block_id in block_ids:
             lowest = max(lowest, self._rank(block_id))
             self._count += 1
@@ -88,6 +88,37 @@ class Uses:
                     counts[block_id] += 1
 
 
+class Levels:
+    """The most urgent priority of those that ever held a cached block, as a level: a listener of the core's events.
+
+    Whoever holds a block holds those above it, so the level of a block is at least that of a block below.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.levels = [0] * num_blocks
+        self._of_request: dict[str, int] = {}
+
+    def __call__(self, event: events.Event) -> None:
+        levels = self.levels
+        if isinstance(event, events.RequestAdded):
+            self._of_request[event.request_id] = -event.priority
+        elif isinstance(event, events.PrefixAttached):
+            level = self._of_request.get(event.request_id, 0)
+            for table in event.block_tables:
+                for block_id in table:
+                    levels[block_id] = max(levels[block_id], level)
+        elif isinstance(event, events.BlocksCommitted):
+            level = self._of_request.get(event.request_id, 0)
+            for block in event.blocks:
+                for block_id in block.block_ids:
+                    levels[block_id] = level
+            for twin in event.twins:
+                for block_id in twin:
+                    levels[block_id] = max(levels[block_id], level)
+        elif isinstance(event, events.RequestFinished):
+            self._of_request.pop(event.output.request_id, None)
+
+
 def policy_named(name: str, num_blocks: int) -> tuple[EvictionPolicy, events.Listener | None]:
     """A policy for a pool, and what must hear the events of its block manager. Raises ConfigError for one unknown."""
     if name == "lru":
@@ -95,4 +126,7 @@ def policy_named(name: str, num_blocks: int) -> tuple[EvictionPolicy, events.Lis
     if name == "lfu":
         uses = Uses(num_blocks)
         return Ranked(uses.counts.__getitem__), uses
-    raise ConfigError(f"--policy is {name!r}; it must be {' or '.join(POLICIES)}")
+    if name == "priority":
+        levels = Levels(num_blocks)
+        return Ranked(levels.levels.__getitem__), levels
+    raise ConfigError(f"--policy is {name!r}; it must be one of {', '.join(POLICIES)}")

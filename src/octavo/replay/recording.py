@@ -282,4 +282,5 @@ def _trace_request(line: Line, by_name: dict[str, Line]) -> TraceRequest:
     by_name.pop(line["add"], None)
     prompt, output = token_array(line["prompt"]), token_array(line["output"])
     space = line["namespace"]
-    return TraceRequest(line["t"], len(prompt), len(output), (), 0, prompt, output, tenant=space, namespace=space)
+    about = {"tenant": space, "namespace": space}
+    return TraceRequest(line["t"], len(prompt), len(output), (), 0, prompt, output, priority=line["priority"], **about)

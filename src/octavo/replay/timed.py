@@ -171,7 +171,8 @@ class TimedReplay:
         self._num_read += 1
         params = SamplingParams(max_tokens=max(1, one.num_output_tokens), ignore_eos=True)
         try:
-            self.core.add(Request(name, prompt_tokens(one, number), params, seed=number, namespace=one.namespace))
+            tokens, space = prompt_tokens(one, number), one.namespace
+            self.core.add(Request(name, tokens, params, seed=number, namespace=space, priority=one.priority))
         except InvalidRequestError as error:
             self._refused += 1
             if len(self._reasons) < MAX_REASONS:

@@ -30,6 +30,7 @@ class TraceRequest:
     tenant: str = ""  # who sent it; tenants of one namespace share what they have in common
     namespace: str = ""  # requests of different namespaces share nothing
     session: str = ""
+    priority: int = 0  # lower is more urgent
 
     @property
     def total_tokens(self) -> int:

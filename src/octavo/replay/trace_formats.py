@@ -164,8 +164,9 @@ def _mooncake(line: dict[str, Any], options: ReadOptions) -> list[TraceRequest]:
         )
     time = line.get("timestamp", 0)  # milliseconds; nanoseconds since 1970 where it is a text
     arrival = int(time) / 1e9 if isinstance(time, str) else float(time) / 1e3
-    tenant = str(line.get("tenant", ""))
-    return [TraceRequest(arrival, prompt, output, ids, size, tenant=tenant, namespace=str(line.get("namespace", "")))]
+    tenant, namespace = str(line.get("tenant", "")), str(line.get("namespace", ""))
+    priority = int(line.get("priority", 0))
+    return [TraceRequest(arrival, prompt, output, ids, size, tenant=tenant, namespace=namespace, priority=priority)]
 
 
 def _chained(ids: list[Any]) -> list[bytes]:
@@ -324,4 +325,6 @@ def mooncake_line(request: TraceRequest, hash_ids: Sequence[int]) -> str:
         line["tenant"] = request.tenant
     if request.namespace:
         line["namespace"] = request.namespace
+    if request.priority:
+        line["priority"] = request.priority
     return json.dumps(line)
