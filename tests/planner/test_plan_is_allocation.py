@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core.kv_spec import FORMAT_BYTES
+from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.llm import LLM
 from octavo.planner.plan import ENGINE_WEIGHTS, Plan, PlanRequest, make_plan
 from octavo.planner.sources import open_geometry

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.kv_spec import FORMAT_BYTES, KVGroupSpec, KVSpec
+from octavo.core.kv_bytes import FORMAT_BYTES
+from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.errors import ConfigError
 from octavo.planner.cache_bytes import FORMATS, CacheBytes, entry_bytes, sharded
 from octavo.planner.geometry import KVGroup

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.core.cache_curve import CacheCurve, CurveEstimate
 from octavo.engine.tokenizer import Tokenizer
 from octavo.testing.fake_clock import FakeClock
 from tests.engine.engine_case import FailingExecutor, SayingExecutor, checking_executor, tokens_of
@@ -85,6 +86,22 @@ def test_kv_status_has_every_key_and_balances(tokenizer: Tokenizer) -> None:
             (group,) = status["kv_groups"]
             assert group["kv_format"] == "f32"
             assert group["bytes_per_token"] * status["block_size"] == status["kv_bytes_per_block"]
+
+    run(work)
+
+
+def test_the_curve_is_what_the_engines_source_says(tokenizer: Tokenizer) -> None:
+    async def work() -> None:
+        async with served(tokenizer) as server:
+            answer = await server.http.get("/v1/kv/mrc")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_curve")
+            curve = CacheCurve(
+                64, 16, 1024, 10, 4, 0.4, (CurveEstimate(0.5, 32, 0.3), CurveEstimate(1.0, 64, 0.4)), 1.0, 7
+            )
+            server.engine._loop._curve = lambda: curve
+            found = (await server.http.get("/v1/kv/mrc")).json()
+            assert (found["num_blocks"], found["hit_rate"], found["ghost_blocks"]) == (64, 0.4, 7)
+            assert found["curve"][0] == {"scale": 0.5, "blocks": 32, "bytes": 32 * 1024, "hit_rate": 0.3}
 
     run(work)
 

@@ -93,6 +93,13 @@ def _option(field: dataclasses.Field[Any], hint: Any, unset: bool) -> Callable[[
     return click.option(spelling, field.name, type=read, metavar=flag.metavar, multiple=multiple, **settings)
 
 
+def bytes_option(spelling: str, *, help: str, default: str | None = None) -> Callable[[F], F]:
+    """An option of a command's own that is a number of bytes with a unit."""
+    from octavo.cli.units import parse_bytes
+
+    return click.option(spelling, type=_reader(parse_bytes), metavar="BYTES", default=default, help=help)
+
+
 def _default(field: dataclasses.Field[Any]) -> object:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     assert default is not dataclasses.MISSING, f"{field.name} has no default: it cannot be a flag"

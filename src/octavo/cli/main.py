@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import click
 
+from octavo.cli.calibrate_cost import calibrate_cost
 from octavo.cli.chat import chat
 from octavo.cli.convert import convert
 from octavo.cli.doctor import doctor
@@ -22,6 +23,7 @@ from octavo.cli.generate import generate
 from octavo.cli.models import models
 from octavo.cli.plan import plan
 from octavo.cli.pull import pull
+from octavo.cli.replay import replay
 from octavo.cli.serve import serve
 from octavo.errors import OctavoError
 
@@ -53,7 +55,19 @@ def octavo(context: click.Context, debug: bool) -> None:
     context.meta[DEBUG_KEY] = debug
 
 
-for _command in (serve, chat, generate, convert, plan, explain, pull, models, doctor):
+for _command in (
+    serve,
+    chat,
+    generate,
+    convert,
+    plan,
+    replay,
+    calibrate_cost,
+    explain,
+    pull,
+    models,
+    doctor,
+):
     octavo.add_command(_command)
 
 

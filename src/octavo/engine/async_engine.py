@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from octavo.core.cache_curve import CacheCurve, CurveSource
 from octavo.core.engine_core import EngineCore
 from octavo.core.sampling_params import MAX_SEED, SamplingParams
 from octavo.core.sharing import BranchMemory
@@ -23,6 +24,7 @@ from octavo.engine.commands import (
     Command,
     Drain,
     GetBranchMemory,
+    GetCurve,
     GetStatus,
     MemoryListener,
     ResetPrefixCache,
@@ -86,7 +88,9 @@ class AsyncEngine:
         *,
         clock: Callable[[], float] = time.monotonic,
         random_bytes: Callable[[int], bytes] = os.urandom,
+        curve: CurveSource | None = None,
     ) -> None:
+        """`curve` is called in the engine's thread, between steps."""
         self.tokenizer = tokenizer
         self._config = EngineConfig() if config is None else config
         self._clock = clock
@@ -97,6 +101,7 @@ class AsyncEngine:
             EngineMeter(clock),
             max_waiting=self._config.max_waiting,
             eos_token_ids=tuple(tokenizer.eos_token_ids) if eos is None else eos,
+            curve=curve,
         )
         self._started = False
         self._text_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-text")
@@ -190,6 +195,10 @@ class AsyncEngine:
     async def branch_memory(self, request_id: str | None = None) -> tuple[BranchMemory, ...]:
         """What the branches of requests that have several hold now: of one request, or of all."""
         return await self._ask(lambda reply: GetBranchMemory(request_id, reply))
+
+    async def cache_curve(self) -> CacheCurve | None:
+        """What caches of other sizes would hit; None where nobody estimates it."""
+        return await self._ask(GetCurve)
 
     async def reset_prefix_cache(self) -> int:
         """Drops every cached block that no request uses; how many that were."""

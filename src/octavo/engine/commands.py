@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo.core.cache_curve import CacheCurve
 from octavo.core.sharing import BranchMemory
 from octavo.engine.inbox import Inbox
 from octavo.engine.open_request import OpenRequest
@@ -53,6 +54,13 @@ class GetBranchMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class GetCurve:
+    """What caches of other sizes would hit; None where nobody estimates it."""
+
+    reply: asyncio.Future[CacheCurve | None]
+
+
+@dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
     reply: asyncio.Future[int]
 
@@ -69,4 +77,4 @@ class Stop:
     reason: str
 
 
-Command = Submit | Abort | AbortAll | GetStatus | GetBranchMemory | ResetPrefixCache | Drain | Stop
+Command = Submit | Abort | AbortAll | GetStatus | GetBranchMemory | GetCurve | ResetPrefixCache | Drain | Stop

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+from octavo.core.cache_curve import CurveSource
 from octavo.core.engine_core import EngineCore
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
@@ -21,6 +22,7 @@ from octavo.engine.commands import (
     Command,
     Drain,
     GetBranchMemory,
+    GetCurve,
     GetStatus,
     ResetPrefixCache,
     Stop,
@@ -40,9 +42,16 @@ class EngineLoop:
     """Commands go in through `post`, deltas and replies go out once per step, by one callback per event loop."""
 
     def __init__(
-        self, core: EngineCore, meter: EngineMeter, *, max_waiting: int, eos_token_ids: tuple[int, ...]
+        self,
+        core: EngineCore,
+        meter: EngineMeter,
+        *,
+        max_waiting: int,
+        eos_token_ids: tuple[int, ...],
+        curve: CurveSource | None = None,
     ) -> None:
         self._core = core
+        self._curve = curve
         self._meter = meter
         self._max_waiting = max_waiting
         self._eos_token_ids = eos_token_ids
@@ -153,6 +162,8 @@ class EngineLoop:
                 self._answer(reply, self._core.reset_prefix_cache())
             case GetBranchMemory(request_id, reply):
                 self._answer(reply, self._core.branch_memory(request_id))
+            case GetCurve(reply):
+                self._answer(reply, None if self._curve is None else self._curve())
             case Drain(reply):
                 self._drains.append(reply)
                 self._answer_drains()

@@ -32,6 +32,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/version", inspect.version),
     ("GET", "/metrics", metrics.metrics),
     ("GET", "/v1/kv/status", inspect.kv_status),
+    ("GET", "/v1/kv/mrc", inspect.kv_mrc),
     ("POST", "/v1/kv/reset", inspect.kv_reset),
     ("POST", "/tokenize", inspect.tokenize),
     ("POST", "/detokenize", inspect.detokenize),

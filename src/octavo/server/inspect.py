@@ -13,7 +13,7 @@ from typing import Any
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.core.status import GroupBlocks
 from octavo.engine.status import EngineStatus
-from octavo.server.api_error import invalid
+from octavo.server.api_error import ApiError, invalid
 from octavo.server.context import Call, ServerContext
 from octavo.server.fields import check_names, checked, convert, model_not_found
 from octavo.server.messages import read_messages
@@ -65,6 +65,34 @@ async def version(_context: ServerContext, _call: Call) -> Reply:
 
 async def kv_status(context: ServerContext, _call: Call) -> Reply:
     return JsonReply(kv_status_body(await context.engine.status(), context.model))
+
+
+async def kv_mrc(context: ServerContext, _call: Call) -> Reply:
+    """The miss-ratio curve: what caches of other sizes would hit, beside what this one did."""
+    curve = await context.engine.cache_curve()
+    if curve is None:
+        raise ApiError(404, "this server estimates no curve; start it without --no-kv-curve", code="no_curve")
+    return JsonReply(
+        {
+            "num_blocks": curve.num_blocks,
+            "block_size": curve.block_size,
+            "kv_bytes_per_block": curve.kv_bytes_per_block,
+            "lookup_blocks": curve.lookup_blocks,
+            "hit_blocks": curve.hit_blocks,
+            "hit_rate": curve.hit_rate,
+            "curve": [
+                {
+                    "scale": one.scale,
+                    "blocks": one.blocks,
+                    "bytes": one.blocks * curve.kv_bytes_per_block,
+                    "hit_rate": one.hit_rate,
+                }
+                for one in curve.estimates
+            ],
+            "sample": curve.sample,
+            "ghost_blocks": curve.ghost_blocks,
+        }
+    )
 
 
 async def kv_reset(context: ServerContext, call: Call) -> Reply:

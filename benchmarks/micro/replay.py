@@ -1,0 +1,122 @@
+"""What replays cost: the curve of a trace, requests a second of a timed replay, the live curve, ten million requests.
+
+    python benchmarks/micro/replay.py [--trace MOONCAKE.jsonl.gz] [--ten-million] [--json PATH]
+
+Seconds are of the wall clock and of this process; on a busy machine only the latter mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo.core.config import SchedulerConfig
+from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.replay.cache_study import CacheStudy, CacheStudyConfig
+from octavo.replay.cost_model import CostModel
+from octavo.replay.generated import generate
+from octavo.replay.lines import BadLines
+from octavo.replay.live_curve import LiveCurve
+from octavo.replay.timed import TimedConfig, TimedReplay
+from octavo.replay.trace import TraceRequest
+from octavo.replay.trace_formats import read_trace
+
+SPEC = KVSpec((KVGroupSpec("full", (0,), 1, 64, "bf16"),), 16)
+COST = CostModel("some", 0.0, 1e-6, 0.0, 0.0, 0.0, 0.0, 1e-3)
+LENGTH = 2000  # tokens of a request, its answer among them
+
+Figures = dict[str, Any]
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, Figures]:
+    wall, process = time.perf_counter(), time.process_time()
+    found = work()
+    return found, {"wall_s": time.perf_counter() - wall, "process_s": time.process_time() - process}
+
+
+def curve_of(source: str, **config: Any) -> Figures:
+    def work() -> Any:
+        study = CacheStudy(CacheStudyConfig(**config))
+        for request in read_trace(source, BadLines(skip=True)):
+            study.add(request)
+        return study.report()
+
+    report, seconds = timed(work)
+    return {"requests": report.requests, "blocks": report.blocks, "hit_rate": report.unlimited.hit_rate, **seconds}
+
+
+def timed_replay(output: int) -> Figures:
+    """Requests that share nothing but a block, 100 kinds of them."""
+    count = 1000
+    trace = [
+        TraceRequest(0.0, LENGTH - output, output, [1, *range(1000 + at % 100 * 1000, 1124 + at % 100 * 1000)], 16)
+        for at in range(count)
+    ]
+    replay = TimedReplay(TimedConfig(SchedulerConfig(256, 8192, 4096), SPEC, 20_000), COST)
+    report, seconds = timed(lambda: replay.run(trace))
+    rate = count / seconds["process_s"]
+    return {"output": output, "requests_per_process_s": rate, "steps": report.status.steps, **seconds}
+
+
+def live_curve() -> Figures:
+    trace = list(generate("generate:talks,requests=500,talks=40,turns=6,system=512,output=64,rate=50"))
+    spent = {}
+    for name in ("without", "with"):
+        replay = TimedReplay(TimedConfig(SchedulerConfig(64, 2048, 4096), SPEC, 3000), COST)
+        if name == "with":
+            LiveCurve(replay.core)
+        report, seconds = timed(lambda one=replay: one.run(trace))
+        spent[name] = seconds["process_s"]
+    added = (spent["with"] - spent["without"]) / report.status.processed_tokens
+    return {"added_us_per_token": added * 1e6, "tokens": report.status.processed_tokens, **spent}
+
+
+def ten_million() -> Figures:
+    source = "generate:talks,requests=10000000,talks=20000,turns=4,system=32,prompt=16,output=16,block=16"
+    found = curve_of(source, max_blocks=200_000, asked_blocks=100_000, sample=0.02)
+    return {**found, "max_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def commit_id() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", help="a Mooncake trace, for the curve of a real one")
+    parser.add_argument("--ten-million", action="store_true", help="ten million requests that are made up; minutes")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    arguments = parser.parse_args()
+    figures: Figures = {
+        "curve of 12,000 made up": curve_of("generate:talks,requests=12000,talks=300,block=512,system=512,prompt=4096"),
+        "timed": [timed_replay(output) for output in (1, 8, 32, 128)],
+        "live curve": live_curve(),
+    }
+    if arguments.trace:
+        figures["curve"] = {"trace": Path(arguments.trace).name, **curve_of(arguments.trace)}
+    if arguments.ten_million:
+        figures["ten million"] = ten_million()
+    about = {
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "commit": commit_id(),
+        "command": "micro/replay.py",
+    }
+    print(json.dumps({"about": about, "figures": figures}, indent=1))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"about": about, "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
