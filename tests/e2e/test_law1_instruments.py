@@ -77,10 +77,12 @@ class WrappedOps:
     def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
         self.ops.gated_mlp(hidden, norm, eps, gate_up, down)
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+    def paged_attention(
+        self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32, **variant: Any
+    ) -> None:
         if self.breaks:
             raise RuntimeError("told to break")
-        self.ops.paged_attention(q, batch, kv, scale, out)
+        self.ops.paged_attention(q, batch, kv, scale, out, **variant)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self.num_copied += len(sources)
