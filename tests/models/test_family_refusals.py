@@ -120,6 +120,11 @@ def test_gguf_architectures_that_are_not_known(name: str) -> None:
         config_from_gguf({"general.architecture": name}, {})
 
 
+def test_gguf_files_that_do_not_say_the_groups_of_their_experts() -> None:
+    with pytest.raises(ModelError, match=r"160 experts and does not say which groups.*convert it again"):
+        config_from_gguf({"general.architecture": "deepseek2", "deepseek2.expert_count": 160}, {})
+
+
 def test_gpt2_files_without_the_prefix(tmp_path: Path) -> None:
     """As GPT-2 was first published: names without `transformer.`, and with the causal masks."""
     import numpy as np

@@ -14,6 +14,7 @@ from octavo.models.yarn import mscale_of
 
 MODEL_TYPES = {"deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
 GGUF_NAME = "deepseek2"
+_MOST_WITHOUT_GROUPS = 64
 _SIGMOID = 2  # GGUF's expert_gating_func of V3
 _MAX_LATENT_DIM = 640  # the kernels' bound
 _STEP = 16  # the kernels' vector
@@ -133,7 +134,13 @@ def deepseek_from_json(architecture: str, fields: Fields) -> DeepseekConfig:
 
 
 def deepseek_from_gguf(keys: Keys) -> DeepseekConfig:
-    """V3 is told by its sigmoid; older files do not say of which groups experts may be."""
+    """V3 is told by its sigmoid. Only the Lite models have experts without groups."""
+    num_experts = keys.integer("expert_count")
+    if num_experts > _MOST_WITHOUT_GROUPS and "expert_group_count" not in keys:
+        raise ModelError(
+            f"the GGUF file has {num_experts} experts and does not say which groups they are in (expert_group_count); "
+            "the model would answer differently: convert it again with a newer converter"
+        )
     is_v3 = keys.integer("expert_gating_func", 1) == _SIGMOID
     q_rank, rank = keys.integer("attention.q_lora_rank", 0), keys.integer("attention.kv_lora_rank")
     rope_dim, inner = keys.integer("rope.dimension_count"), keys.integer("feed_forward_length")
@@ -152,7 +159,7 @@ def deepseek_from_gguf(keys: Keys) -> DeepseekConfig:
         rope_dim=rope_dim,
         plain_dim=keys.integer("attention.key_length_mla", keys.integer("attention.key_length")) - rope_dim,
         value_dim=keys.integer("attention.value_length_mla", keys.integer("attention.value_length")),
-        num_experts=keys.integer("expert_count"),
+        num_experts=num_experts,
         num_shared=keys.integer("expert_shared_count", 0),
         choice=GroupChoice(keys.integer("expert_used_count"), *groups),
         first_sparse_layer=keys.integer("leading_dense_block_count", 0),
