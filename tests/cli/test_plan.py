@@ -91,6 +91,17 @@ def test_every_figure_can_show_its_formula() -> None:
     assert not any(line.startswith(" ") for line in lines[::2])
 
 
+def test_formulas_come_with_json_too() -> None:
+    found = planned("llama-2-7b", "--explain")
+    assert found["formulas"]["kv_bytes_per_token"].endswith("= 524288")
+    assert set(found["formulas"]) <= set(found)
+    assert "formulas" not in planned("llama-2-7b")
+
+
+def test_the_context_has_the_name_that_other_engines_give_it() -> None:
+    assert planned("llama-2-7b", "--max-model-len", "777")["context"] == 777
+
+
 def test_all_tables_are_shown() -> None:
     from octavo.planner.tables import TITLES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.kv_bytes import FORMAT_BYTES
@@ -24,6 +24,7 @@ def options(**changes: object) -> PoolOptions:
     return replace(PoolOptions("bf16", "bf16", 16, 4096), **changes)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(
     layers=st.integers(1, 100),
     heads=st.integers(1, 64),
@@ -49,6 +50,7 @@ def test_octavos_pool_is_its_kv_spec(
         assert pool.blocks_for(tokens) == spec.blocks_for_tokens(tokens)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4), st.sampled_from([8, 16, 24])), min_size=1, max_size=3))
 def test_blocks_hold_what_each_group_puts_into_them(shapes: list[tuple[int, int, int]]) -> None:
     groups, start = [], 0
@@ -123,6 +125,7 @@ def test_formats_with_blocks_pad_a_vector_to_whole_blocks() -> None:
         assert FORMATS[name] == (1, num_bytes)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1 << 40), st.integers(1, 64))
 def test_the_crossover_is_the_least_length_that_reaches(num_bytes: int, sequences: int) -> None:
     cache = CacheBytes((FULL, WINDOW, STATE), "bf16", "bf16")
@@ -136,3 +139,38 @@ def test_windows_alone_may_never_reach_the_weights() -> None:
     assert CacheBytes((WINDOW,), "bf16", "bf16").tokens_for(1 << 40) is None
     assert CacheBytes((STATE,), "bf16", "bf16").tokens_for(1 << 40) is None
     assert CacheBytes((WINDOW,), "bf16", "bf16").tokens_for(32 * 128) == 32
+
+
+def test_states_take_whole_blocks_of_a_sequence() -> None:
+    pool = make_pool("octavo", (FULL, STATE), options())
+    assert pool.bytes_per_block == 4 * 16 * 64
+    state = 3 * (4 * 512 + 2 * 48)
+    assert pool.blocks_for(1) == 1 + -(-state // pool.bytes_per_block)
+    assert make_pool("octavo", (STATE,), options()).blocks_for(10**6) == 1
+
+
+def test_index_keys_lie_with_the_latents_that_they_choose() -> None:
+    latent = KVGroup("latent", "latent", (0, 1), 1, 64)
+    index = KVGroup("index", "index", (0, 1), index_dim=128, index_heads=4)
+    pool = make_pool("octavo", (latent, index), options())
+    assert (pool.num_tables, pool.bytes_per_block) == (1, 16 * 2 * (2 * 64 + 132))
+
+
+def test_a_little_padding_is_taken_for_fewer_tables() -> None:
+    """31 layers of one kind and 30 of another, narrower one: two tables of almost equal blocks, not sixty-one."""
+    wide = KVGroup("full", "full", tuple(range(31)), 2, 64, 64)
+    local = KVGroup("window-32", "window", tuple(range(31, 61)), 2, 64, 64, window=32)
+    pool = make_pool("octavo", (wide, local), options())
+    assert [(part.layers, part.count) for part in pool.parts] == [(31, 1), (30, 1)]
+    far = make_pool("octavo", (wide, replace(local, layer_indices=(31, 32))), options())
+    assert far.num_tables > 2
+
+
+def test_the_longest_text_of_windows_counts_a_step_more() -> None:
+    pool = make_pool("octavo", (WINDOW,), options())
+    assert pool.longest_tokens(100, 512, 5000) == 5000
+    assert pool.longest_tokens(20, 512, 5000) == 20 * 16
+    both = make_pool("octavo", (FULL, WINDOW), options())
+    longest = both.longest_tokens(200, 512, 10**6)
+    assert both.parts[0].count * (longest // 16) + min(longest // 16, 2 + 33) <= 200
+    assert both.parts[0].count * (longest // 16 + 1) + min(longest // 16 + 1, 2 + 33) > 200

@@ -50,7 +50,13 @@ def _numbers(function: Any) -> Any:
 @click.argument("model", required=False)
 @_numbers
 @click.option("--treat-as", metavar="FAMILY", help="Read an architecture that is not known as this family.")
-@click.option("--context", type=click.IntRange(1), help="Tokens of a sequence. [default: 4096 or the model's own]")
+@click.option(
+    "--context",
+    "--max-model-len",
+    "context",
+    type=click.IntRange(1),
+    help="Tokens of a sequence. [default: 4096 or the model's own]",
+)
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences side by side.")
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="auto, f32, bf16, f16, fp8, q8_0, q4_0, ...")
 @click.option("--weights-dtype", default="auto", show_default=True, help="auto, f32, bf16, fp8, int4-128, ...")
@@ -104,7 +110,7 @@ def plan(model: str | None, as_json: bool, as_csv: bool, list_hardware: bool, **
     if as_json:
         from octavo.planner.report import report
 
-        click.echo(json.dumps(report(made, comparisons), indent=2))
+        click.echo(json.dumps(report(made, comparisons, explain=values["explain"]), indent=2))
     elif as_csv:
         from octavo.planner.report import as_csv as csv_text
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from octavo.planner.cache_bytes import FORMATS, entry_bytes
 from octavo.planner.geometry import KVGroup
-from octavo.planner.plan import Plan, memory_share
+from octavo.planner.plan import STEP_TOKENS, Plan, memory_share
 
 Value = int | float | str | None
 
@@ -162,6 +162,8 @@ def _memory(plan: Plan) -> Iterator[Figure]:
 def _tokens_formula(plan: Plan) -> str:
     if len(plan.pool.parts) == 1 and plan.pool.num_tables == 1:
         return f"{plan.num_blocks} blocks x {plan.pool.block_size} tokens"
+    if plan.request.engine == "octavo" and any(group.window is not None for group in plan.rank_cache.groups):
+        return f"the longest text that {plan.num_blocks} blocks hold, each window in steps of {STEP_TOKENS} tokens"
     return f"{plan.num_blocks} blocks / {plan.pool.blocks_for(plan.context)} a sequence x {plan.context} tokens"
 
 

@@ -28,6 +28,7 @@ from octavo.planner.quantisation import STORAGE, weight_bytes
 DEFAULT_SHARES: Mapping[str, float] = {"vllm": 0.9, "sglang": 0.9}
 DEVICE_SHARE = 0.95
 DEFAULT_CONTEXT = 4096
+STEP_TOKENS = 512  # octavo's --max-num-batched-tokens
 ENGINE_WEIGHTS = ("f32", "bf16", "int8", "int4")  # what octavo's kernels hold
 
 
@@ -97,13 +98,18 @@ class Plan:
 
     @property
     def max_tokens(self) -> int | None:
-        """Tokens that fit, none shared."""
+        """Tokens that fit, none shared; for octavo with windows, of one text."""
         if self.kv_budget_bytes is None or self.num_blocks is None:
             return None
         if self.request.engine == "sglang":
             return sglang_tokens(self.rank_cache.groups, self.pool.options, self.kv_budget_bytes)
         if self.request.engine == "llama.cpp":
             return self.context * self._contiguous_sequences(self.kv_budget_bytes)
+        groups = self.rank_cache.groups
+        if self.request.engine == "octavo" and any(group.window is not None for group in groups):
+            grows = any(group.window is None and group.kind != "state" for group in groups)
+            limit = self.num_blocks * self.pool.block_size if grows else self.geometry.max_context
+            return self.pool.longest_tokens(self.num_blocks, STEP_TOKENS, limit)
         return self.pool.tokens(self.num_blocks)
 
     @property

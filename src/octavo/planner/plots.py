@@ -30,13 +30,14 @@ def write_plot(plan: Plan, path: Path) -> None:
 
 
 def charts(plan: Plan) -> list[Chart]:
-    found = [_by_context(plan)]
+    found = [by_context(plan)]
     if plan.request.hardware is not None and plan.weights_bytes:
         found.append(_by_batch(plan))
     return found
 
 
-def _by_context(plan: Plan) -> Chart:
+def by_context(plan: Plan) -> Chart:
+    """The cache by context for several batches, beside weights and memory."""
     series = [
         Series(
             f"batch {batch}",
@@ -54,7 +55,7 @@ def _by_context(plan: Plan) -> Chart:
         "tokens of a sequence",
         "bytes",
         tuple(each for each in kept if each.points),
-        _tokens,
+        show_tokens,
         show_bytes,
     )
 
@@ -74,5 +75,6 @@ def _by_batch(plan: Plan) -> Chart:
     )
 
 
-def _tokens(value: float) -> str:
+def show_tokens(value: float) -> str:
+    """`4K` for 4,096."""
     return f"{value:g}" if value < 1024 else f"{value / 1024:g}K" if value < 1 << 20 else f"{value / (1 << 20):g}M"

@@ -18,6 +18,7 @@ from octavo.planner.geometry import KVGroup
 ENGINES = ("octavo", "vllm", "sglang", "llama.cpp")
 BLOCK_SIZES: Mapping[str, int] = {"octavo": 16, "vllm": 16, "sglang": 1, "llama.cpp": 1}
 _SGLANG_WINDOW_SHARE = Fraction(4, 5)  # --swa-full-tokens-ratio: what windows get beside the full layers
+MAX_GROWING_WASTE, MAX_WINDOW_WASTE = Fraction(1, 32), Fraction(1, 6)
 _V4_TOKENS, _V4_PAGE, _V4_ROPE, _V4_SCALES, _V4_FIXED_BLOCKS = 256, 576, 64, 8, 758
 _LLAMACPP_STEP, _LLAMACPP_UBATCH = 256, 512  # its caches grow in steps; --ubatch-size
 
@@ -82,6 +83,33 @@ class Pool:
             return -(-num_tokens // size)
         return min(-(-num_tokens // size), -(-(group.window - 1) // size) + 1)
 
+    def longest_tokens(self, num_blocks: int, step_tokens: int, limit: int) -> int:
+        """The longest text of octavo's, up to `limit`, that fits so many blocks; whole blocks below the limit.
+
+        While a prompt is computed in steps of so many tokens, a window holds a step more.
+        """
+        if self._in_steps(limit, step_tokens) <= num_blocks:
+            return limit
+        low, high = 0, -(-limit // self.block_size)
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self._in_steps(middle * self.block_size, step_tokens) <= num_blocks
+            low, high = (middle, high) if fits else (low, middle)
+        return low * self.block_size
+
+    def _in_steps(self, num_tokens: int, step_tokens: int) -> int:
+        total = 0
+        for part in self.parts:
+            size, window = part.block_tokens, part.group.window
+            if part.group.kind == "state":
+                total += part.count
+            elif window is None:
+                total += part.count * -(-num_tokens // size)
+            else:
+                behind = max(1, -(-(window - 1) // size))
+                total += part.count * min(-(-num_tokens // size), behind + -(-(size - 1 + step_tokens) // size))
+        return total
+
     def num_blocks(self, budget_bytes: int) -> int:
         return max(0, budget_bytes // self.bytes_per_block)
 
@@ -122,31 +150,75 @@ class _Unit:
     layers: int  # of one piece
     tokens: int  # of a block
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a sequence takes no more of it, however long it is."""
+        return self.group.window is not None or self.group.kind == "state"
+
 
 def _equal_pool(engine: str, groups: tuple[KVGroup, ...], options: PoolOptions) -> Pool:
-    """Blocks of `block_size` tokens in which layers of one life lie together, as many as makes the bytes equal."""
-    units = _units(groups, options)
-    block_bytes = _common_bytes([(unit.num_bytes, unit.count) for unit in units])
+    """Blocks of `block_size` tokens in which layers of one geometry and life lie together, of equal bytes for all.
+
+    As in the engine: of the sizes of a block that leave little unused (1/32 of what layers take that keep all tokens,
+    1/6 of what windows take) the one with the fewest block tables; where there is none, the one with least unused.
+    """
+    states = [group for group in groups if group.kind == "state"]
+    units = _units(tuple(group for group in groups if group.kind != "state") or groups, options)
+    least = max(unit.num_bytes for unit in units)
+    sizes = {unit.num_bytes * count for unit in units for count in range(1, unit.count + 1)}
+    ranked = [(_waste(units, size), size) for size in sorted(sizes) if size >= least]
+    most = (MAX_GROWING_WASTE, MAX_WINDOW_WASTE)
+    thrifty = [(waste, size) for waste, size in ranked if waste[0] <= most[0] and waste[1] <= most[1]]
+    if thrifty:
+        block_bytes = min(thrifty, key=lambda one: (_tables(units, one[1]), one[0], one[1]))[1]
+    else:
+        block_bytes = min(ranked, key=lambda one: (one[0], _tables(units, one[1]), one[1]))[1]
     parts = []
     for unit in units:
-        pieces = min(unit.count, max(1, block_bytes // unit.num_bytes))
-        tables = -(-unit.count // pieces)
+        tables = -(-unit.count // (block_bytes // unit.num_bytes))
+        pieces = -(-unit.count // tables)  # split evenly
         parts.append(Part(unit.group, pieces * unit.layers, tables, unit.tokens, unit.num_bytes * pieces))
+    if len(states) < len(groups):
+        parts += [_state_part(group, block_bytes, options) for group in states]
     return Pool(engine, tuple(parts), block_bytes, options)
 
 
+def _state_part(group: KVGroup, block_bytes: int, options: PoolOptions) -> Part:
+    """A state is spread over as many blocks as it fills, in one go, for each sequence."""
+    num_bytes = _layer_block_bytes(group, options, 0) * group.num_layers
+    return Part(group, group.num_layers, -(-num_bytes // block_bytes), 0, min(num_bytes, block_bytes))
+
+
+def _tables(units: list[_Unit], size: int) -> int:
+    return sum(-(-unit.count // (size // unit.num_bytes)) for unit in units)
+
+
+def _waste(units: list[_Unit], size: int) -> tuple[Fraction, Fraction]:
+    """The unused share of what layers take that keep all tokens, and of what windows (and states) take."""
+    shares = []
+    for windowed in (False, True):
+        alike = [unit for unit in units if unit.is_bounded == windowed]
+        whole = size * _tables(alike, size)
+        used = sum(unit.num_bytes * unit.count for unit in alike)
+        shares.append(Fraction(whole - used, whole) if whole else Fraction(0))
+    return shares[0], shares[1]
+
+
 def _units(groups: tuple[KVGroup, ...], options: PoolOptions) -> list[_Unit]:
+    """Layers one by one; with their index keys, where they have them, all together."""
     lives: dict[object, list[KVGroup]] = {}
+    indexed = {(group.window, group.tokens_per_entry) for group in groups if group.kind == "index"}
     for group in groups:
-        life = (group.window, group.tokens_per_entry, group.kind == "state", group.kind == "chunk")
-        lives.setdefault(life, []).append(group)
+        life = (group.window, group.tokens_per_entry)
+        key = life if life in indexed and group.kind != "state" else group
+        lives.setdefault(key, []).append(group)
     units = []
     for alike in lives.values():
         size = options.block_size
         first, tokens = alike[0], size * alike[0].tokens_per_entry
         each = [_layer_block_bytes(group, options, size) for group in alike]
-        if len(set(each)) == 1:
-            units.append(_Unit(first, each[0], sum(group.num_layers for group in alike), 1, tokens))
+        if len(alike) == 1:
+            units.append(_Unit(first, each[0], first.num_layers, 1, tokens))
         else:
             total = sum(num_bytes * group.num_layers for num_bytes, group in zip(each, alike, strict=True))
             layers = len({layer for group in alike for layer in group.layer_indices})
@@ -159,27 +231,6 @@ def _layer_block_bytes(group: KVGroup, options: PoolOptions, size: int) -> int:
     if group.kind == "state":
         return state_bytes(group, options.dtype, conv_dtype="f32" if options.kv_format == "f32" else None)
     return entry_bytes(group, options.kv_format) * size
-
-
-def _common_bytes(groups: list[tuple[int, int]]) -> int:
-    """The largest size that every group fills exactly; where there is none, the one that wastes least.
-
-    groups: (bytes of one layer, number of layers).
-    """
-    first_bytes, first_layers = groups[0]
-    for layers in range(first_layers, 0, -1):
-        size = first_bytes * layers
-        if first_layers % layers == 0 and all(
-            size % each == 0 and count % (size // each) == 0 for each, count in groups
-        ):
-            return size
-    widest = max(each for each, _ in groups)
-    sizes = {each * layers for each, count in groups for layers in range(1, count + 1) if each * layers >= widest}
-
-    def taken(size: int) -> tuple[int, int]:
-        return sum(-(-count // min(count, size // each)) * size for each, count in groups), -size
-
-    return min(sizes, key=taken)
 
 
 def _vllm_pool(groups: tuple[KVGroup, ...], options: PoolOptions) -> Pool:

@@ -13,9 +13,10 @@ from octavo.planner.plan import Plan
 from octavo.planner.quantisation import bytes_by_storage
 
 
-def report(plan: Plan, comparisons: Comparisons) -> dict[str, Any]:
-    """Everything that is known, as values that JSON has."""
-    found: dict[str, Any] = {figure.name: figure.value for figure in figures_of(plan)}
+def report(plan: Plan, comparisons: Comparisons, *, explain: bool = False) -> dict[str, Any]:
+    """Everything that is known, as values that JSON has; with `explain` the formula of each figure as well."""
+    figures = figures_of(plan)
+    found: dict[str, Any] = {figure.name: figure.value for figure in figures}
     found["exact"] = plan.is_exact
     found["kv_groups"] = groups(plan)
     found["weights_bytes_by_storage"] = (
@@ -26,6 +27,8 @@ def report(plan: Plan, comparisons: Comparisons) -> dict[str, Any]:
     found["rank_kv_bytes_per_token"] = plain(plan.rank_cache.bytes_per_token)
     found.update(comparisons.tables())
     found["notes"] = list(plan.notes)
+    if explain:
+        found["formulas"] = {figure.name: figure.formula for figure in figures}
     return found
 
 

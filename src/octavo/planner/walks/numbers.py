@@ -10,11 +10,13 @@ from octavo.planner.comparisons import Comparisons
 from octavo.planner.figures import group_formula
 from octavo.planner.hardware import Hardware
 from octavo.planner.plan import Plan
+from octavo.planner.plots import by_context, show_tokens
 from octavo.planner.tables import show_bytes, show_count
 from octavo.planner.walks.walk import Graph, Part, Table, Walk, Words
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096)
 CONTEXTS = (4096, 32768, 131072)
+COMPARED = tuple(1 << power for power in range(9, 18))
 LATENT_NUMBERS = 512 + 64  # of DeepSeek's latents: rank and rope key
 
 
@@ -57,6 +59,7 @@ def phases(plan: Plan, measured: Measurements | None) -> Walk:
             "whole cache are read for it. Arithmetic intensity, multiply-adds for each byte read, tells them apart."
         ),
         Table("Intensity by tokens of a step", rows),
+        Graph(_intensities(plan)),
     ]
     if hardware is not None:
         ridge = hardware.flops / 2 / hardware.bandwidth_bytes_s
@@ -78,6 +81,22 @@ def phases(plan: Plan, measured: Measurements | None) -> Walk:
         )
     )
     return Walk("Prefill and decode", tuple(parts))
+
+
+def _intensities(plan: Plan) -> Chart:
+    tokens = tuple(1 << power for power in range(11))
+    weights = plan.step_of(1).weights_bytes
+    prefill = tuple((float(n), plan.work.prefill(n) / (weights + plan.cache.of(n))) for n in tokens)
+    decode = tuple((float(n), plan.step_of(n).intensity) for n in tokens)
+    series = [Series("prefill", prefill), Series(f"decode at {plan.context}", decode)]
+    hardware = plan.request.hardware
+    if hardware is not None:
+        ridge = hardware.flops / 2 / hardware.bandwidth_bytes_s
+        series.append(Series(hardware.name, ((1.0, ridge), (float(tokens[-1]), ridge)), is_level=True))
+    title = f"Multiply-adds for each byte read, {plan.geometry.model}"
+    return Chart(
+        title, "tokens of a step", "multiply-adds a byte", tuple(series), lambda n: f"{n:g}", lambda v: f"{v:g}"
+    )
 
 
 def _measured_phases(measured: Measurements) -> Table:
@@ -202,6 +221,7 @@ def memory(plan: Plan) -> Walk:
             ],
         ),
         Table("By context and batch", rows),
+        Graph(by_context(plan)),
     ]
     crossing = plan.crossover_tokens
     if plan.weights_bytes:
@@ -257,6 +277,7 @@ def compression(plan: Plan) -> Walk:
     ]
     if group is not None:
         parts.append(_latent_words(group.numbers_per_entry))
+    parts.insert(1, Graph(_three_ways(plan)))
     both = replace(plan.cache, kv_format="fp8")
     parts.append(
         Words(
@@ -265,6 +286,31 @@ def compression(plan: Plan) -> Walk:
         )
     )
     return Walk("Three ways of compression", tuple(parts))
+
+
+def _three_ways(plan: Plan) -> Chart:
+    """The cache by context as it is, and in each of the three ways."""
+    groups = plan.cache.groups
+    ways = {
+        "as it is": plan.cache,
+        "one KV head": replace(
+            plan.cache, groups=tuple(replace(g, num_kv_heads=1) if g.v_head_dim else g for g in groups)
+        ),
+        "fp8": replace(plan.cache, kv_format="fp8"),
+        "a window of 4,096": dict(Comparisons(plan).with_windows())[4096],
+    }
+    series = [
+        Series(name, tuple((float(n), float(cache.of(n))) for n in COMPARED if cache.of(n)))
+        for name, cache in ways.items()
+    ]
+    return Chart(
+        f"Three ways to a smaller cache, {plan.geometry.model}",
+        "tokens of a sequence",
+        "bytes",
+        tuple(each for each in series if each.points),
+        show_tokens,
+        show_bytes,
+    )
 
 
 def _latent_words(numbers: int) -> Words:
