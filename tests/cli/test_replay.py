@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.cli.main import run
+from octavo.cli.replay import MODES, ONLY_FOR, replay
 from tests.replay.trace_files import mooncake, write_lines
 
 KEYS = {"requests", "tokens", "blocks", "hit_blocks", "hit_rate", "token_hit_rate", "curve"}
@@ -113,6 +114,11 @@ def test_lines_that_are_passed_over_are_told(tmp_path: Path, capsys: pytest.Capt
         (["--plot", "a.gif"], "must end in .svg or .png"),
         (["--block-size", "100"], "names blocks of 512 tokens"),
         (["--sample", "2"], "--sample is 2.0"),
+        (["--mode", "timed", "--sample", "0.5"], "--sample is for --mode cache; leave it out"),
+        (["--latency-bound", "1"], "--latency-bound is for --mode allocators"),
+        (["--host-memory", "1GB"], "--host-memory is for --advise"),
+        (["--mode", "allocators", "--policy", "lfu"], "--policy lfu is for the modes cache and timed"),
+        (["--policy", "mru", "--cache-blocks", "4"], "--policy is 'mru'; it must be one of lru, lfu, priority"),
     ],
 )
 def test_what_cannot_be_had_is_said(
@@ -176,3 +182,9 @@ def test_sharing(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert run(["replay", "generate:alpaca", "--mode", "sharing", "--fork-trees", "nowhere"]) == 1
     assert "there are no fork trees nowhere" in capsys.readouterr().err
+
+
+def test_every_flag_that_is_for_some_modes_exists() -> None:
+    known = {parameter.name for parameter in replay.params}
+    assert set(ONLY_FOR) <= known
+    assert {mode for modes in ONLY_FOR.values() for mode in modes} <= {*MODES, "advise"}

@@ -10,6 +10,7 @@ import pytest
 from octavo.core.config import SchedulerConfig
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.core.step import StepPlan, StepResult
+from octavo.errors import ConfigError
 from octavo.replay.allocators import Lengths, Paged
 from octavo.replay.batching import Batching, BatchLimits
 from octavo.replay.cost_model import CostModel, StepWork, roofline, work_of
@@ -197,6 +198,15 @@ def test_the_roofline_of_a_known_machine() -> None:
     assert roofline(shape, hardware, 131_072, 4).weights_s == pytest.approx(cost.weights_s / 4)
     whole = cost.prefill_s(8192)
     assert cost.prefill_s(8192, start=4096) < whole < 2 * cost.prefill_s(8192, start=4096), "the second half reads more"
+
+
+def test_a_machine_may_be_named_with_its_memory() -> None:
+    assert hardware_named("RTX4090-24GB") is hardware_named("rtx4090")
+    assert hardware_named("H100-80GB") is hardware_named("H100")
+    assert hardware_named("A100-40GB") is not hardware_named("A100-80GB")
+    for name in ("H100-40GB", "H100-", "-80GB"):
+        with pytest.raises(ConfigError, match="the catalogue has"):
+            hardware_named(name)
 
 
 def test_quantiles_are_within_a_percent() -> None:

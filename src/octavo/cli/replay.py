@@ -19,6 +19,21 @@ MODES = ("cache", "timed", "allocators", "sharing", "events")
 TRACE_FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "text", "lengths", "record")
 
 
+# What only some modes have a use for; "advise" stands for --advise.
+ONLY_FOR: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("partial_blocks", "sample", "max_blocks", "curve_points"), ("cache",)),
+    **dict.fromkeys(("speed", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching"), ("timed",)),
+    **dict.fromkeys(("max_prompt_len", "too_long"), ("allocators", "sharing")),
+    **dict.fromkeys(("host_memory", "disk"), ("advise",)),
+    **dict.fromkeys(("cache_blocks", "kv_cache_memory", "hardware"), ("cache", "timed", "allocators", "advise")),
+    "cost": ("timed", "advise"),
+    "max_model_len": ("timed", "allocators", "sharing"),
+    "latency_bound": ("allocators",),
+    "fork_trees": ("sharing",),
+    "block_size": ("cache", "timed", "allocators", "sharing", "advise"),
+}
+
+
 @click.command()
 @click.argument("trace")
 @click.option("--mode", type=click.Choice(MODES), default="cache", show_default=True, help="What to find out.")
@@ -114,6 +129,7 @@ def replay(trace: str, mode: str, **values: Any) -> None:
 
     Traces: Mooncake JSONL, WEKA sessions, LMCache agent logs, talks (JSONL with messages), CSV of lengths.
     """
+    check_mode("advise" if values["advise"] else mode)
     output = OutputFlags(values.pop("as_json"), values.pop("plot"), values.pop("html"))
     check_output(output)
     from octavo.cli.replay_advice import run_advice
@@ -148,6 +164,17 @@ def replay(trace: str, mode: str, **values: Any) -> None:
     sys.stdout.flush()
     if found.json.get("difference") is not None:
         raise RecordingDiffersError("the replay differs from the recording, as the result says")
+
+
+def check_mode(mode: str) -> None:
+    """Raises ConfigError for a flag that was given and that the mode has no use for."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if is_given and name in ONLY_FOR and mode not in ONLY_FOR[name]:
+            words = " and ".join("--advise" if one == "advise" else f"--mode {one}" for one in ONLY_FOR[name])
+            raise ConfigError(f"{parameter.opts[0]} is for {words}; leave it out")
 
 
 def read_options(values: dict[str, Any]) -> ReadOptions:

@@ -69,8 +69,13 @@ HARDWARE = {one.name.lower(): one for one in _ALL}
 
 
 def hardware_named(name: str) -> Hardware:
-    """Raises ConfigError for a machine that is not in the catalogue."""
-    found = HARDWARE.get(name.lower().replace(" ", "").replace("_", "-"))
+    """A name may end in the memory: `H100` and `H100-80GB`. Raises ConfigError for one that is not in the catalogue."""
+    asked = name.lower().replace(" ", "").replace("_", "-")
+    found = HARDWARE.get(asked)
+    if found is None:
+        bare, _, memory = asked.rpartition("-")
+        one = HARDWARE.get(bare)
+        found = one if one is not None and memory == f"{one.memory_bytes // GB}gb" else None
     if found is None:
         raise ConfigError(f"--hardware is {name!r}; the catalogue has {', '.join(one.name for one in _ALL)}")
     return found
