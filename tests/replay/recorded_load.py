@@ -37,7 +37,7 @@ def recorded_run(
     path: Path, *, seed: int = 4, num_blocks: int = 30, num_requests: int = 80, groups: int = 1
 ) -> EngineCore:
     chance = random.Random(seed)
-    spec = KVSpec(tuple(KVGroupSpec(f"g{at}", (at,), 1, 8, "bf16") for at in range(groups)), 4)
+    spec = KVSpec(tuple(KVGroupSpec(f"g{at}", (at,), 1, 16, "bf16") for at in range(groups)), 4)
     blocks = BlockManager(spec, num_blocks * groups)
     executor = CheckingExecutor(4, vocab_size=VOCAB_SIZE, num_groups=groups, keep_plans=False)
     core = EngineCore(Scheduler(SchedulerConfig(6, 24, 96), blocks), executor)

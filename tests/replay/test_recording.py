@@ -175,7 +175,7 @@ def test_a_step_that_broke_off_is_done_again(tmp_path: Path) -> None:
                 raise RuntimeError("the executor broke")
             return self.inner.execute(plan)
 
-    spec, executor = KVSpec((KVGroupSpec("g", (0,), 1, 8, "bf16"),), 4), Breaking()
+    spec, executor = KVSpec((KVGroupSpec("g", (0,), 1, 16, "bf16"),), 4), Breaking()
     core = EngineCore(Scheduler(SchedulerConfig(6, 24, 96), BlockManager(spec, 30)), executor)
     recorder = Recorder(tmp_path / "run.jsonl", core, b"key", clock=lambda: 0.0, about={})
     core.add(Request("a", [1] * 30, SamplingParams(max_tokens=5), seed=0))
@@ -191,7 +191,7 @@ def test_a_step_that_broke_off_is_done_again(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_ends_the_recording_only(tmp_path: Path) -> None:
-    spec = KVSpec((KVGroupSpec("g", (0,), 1, 8, "bf16"),), 4)
+    spec = KVSpec((KVGroupSpec("g", (0,), 1, 16, "bf16"),), 4)
     core = EngineCore(Scheduler(SchedulerConfig(6, 24, 96), BlockManager(spec, 30)), CheckingExecutor(4, vocab_size=7))
     recorder = Recorder(tmp_path / "run.jsonl", core, b"key", clock=lambda: 0.0, about={})
 
@@ -228,7 +228,7 @@ def test_a_recording_is_a_trace(recording: Path) -> None:
 
 def test_events_give_the_exact_set_of_resident_blocks(tmp_path: Path) -> None:
     """F22, after every step."""
-    spec = KVSpec((KVGroupSpec("g", (0,), 1, 8, "bf16"),), 4)
+    spec = KVSpec((KVGroupSpec("g", (0,), 1, 16, "bf16"),), 4)
     blocks = BlockManager(spec, 20)
     core = EngineCore(Scheduler(SchedulerConfig(4, 24, 64), blocks), CheckingExecutor(4, vocab_size=5))
     resident = ResidentBlocks()

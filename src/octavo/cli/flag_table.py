@@ -80,7 +80,10 @@ FLAGS: dict[str, Flag] = {
         "blocks of q8_0, q4_0 or q4_1 (held exactly), else bf16.",
         "DTYPE",
     ),
-    "kv_cache_dtype": Flag("auto, f32 or bf16. auto is the model's own; bf16 for f16 and quantised models.", "DTYPE"),
+    "kv_cache_dtype": Flag(
+        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8 or k8v4. auto is the model's own; bf16 for f16 and quantised ones.",
+        "DTYPE",
+    ),
     "kv_cache_memory": Flag(
         "Size of the KV cache: 512MiB, 2GB, ... [default: half of the memory left after the weights, at most 4 GiB]",
         "BYTES",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
 
 WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
-KV_CACHE_DTYPES = ("f32", "bf16")  # of the formats that the kernels know, those offered so far
+KV_CACHE_DTYPES = tuple(FORMAT_BYTES)
 EXACT_IN_INT8 = ("q8_0", "q4_0", "q4_1")  # what int8 holds without rounding it again
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
@@ -18,7 +19,7 @@ class ExecutorConfig:
     """How the model is held and run."""
 
     weights_dtype: str = "auto"  # auto (see `resolve_weights_dtype`), f32, bf16, int8 or int4
-    kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is f16 or quantised), f32 or bf16
+    kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is f16 or quantised) or one of KV_CACHE_DTYPES
     kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
     block_size: int = 16  # tokens; a multiple of 16, at most 256
     threads: int = 0  # 0: one per core that this process may use

@@ -9,27 +9,57 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
 from octavo.planner.geometry import KVGroup
 
-# format -> (numbers of a block, bytes of a block with its scales)
-FORMATS: dict[str, tuple[int, int]] = {
-    "f32": (1, 4),
-    "f16": (1, 2),
-    "bf16": (1, 2),
-    "fp8": (1, 1),
-    "int8": (1, 1),
-    "int4": (2, 1),
-    "q8_0": (32, 34),
-    "q5_1": (32, 24),
-    "q5_0": (32, 22),
-    "q4_1": (32, 20),
-    "q4_0": (32, 18),
-    "nvfp4": (16, 9),
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a vector lies in memory: in blocks of `numbers`, with `extra` bytes (a scale, a minimum) beside them."""
+
+    numbers: int
+    num_bytes: int
+    extra: int = 0
+
+    def of(self, numbers: int) -> int:
+        return -(-numbers // self.numbers) * self.num_bytes + self.extra
+
+    def __str__(self) -> str:
+        item = f"{self.num_bytes} bytes" if self.numbers == 1 else f"{self.num_bytes}/{self.numbers} bytes"
+        return f"{item} + {self.extra} a vector" if self.extra else item
+
+
+def _engine_formats() -> dict[str, tuple[Stored, Stored]]:
+    """octavo's own formats, K and V, by what it allocates."""
+    found = {}
+    for name, each in FORMAT_BYTES.items():
+        pair = []
+        for vector in (each.k, each.v):
+            numbers = max(1, 8 // vector.bits)
+            pair.append(Stored(numbers, numbers * vector.bits // 8, vector.extra_bytes))
+        found[name] = (pair[0], pair[1])
+    return found
+
+
+def _same(numbers: int, num_bytes: int) -> tuple[Stored, Stored]:
+    return Stored(numbers, num_bytes), Stored(numbers, num_bytes)
+
+
+# format -> K and V; octavo's own come first
+FORMATS: dict[str, tuple[Stored, Stored]] = {
+    **_engine_formats(),
+    "fp8": _same(1, 1),
+    "int4": _same(2, 1),
+    "q8_0": _same(32, 34),
+    "q5_1": _same(32, 24),
+    "q5_0": _same(32, 22),
+    "q4_1": _same(32, 20),
+    "q4_0": _same(32, 18),
+    "nvfp4": _same(16, 9),
 }
 # What others call the same.
-FORMAT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fp16": "f16", "fp8_e4m3": "fp8"}
-FORMAT_NAMES |= {"fp8_e5m2": "fp8", "fp32": "f32", "half": "f16"}
+FORMAT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fp16": "f16", "fp32": "f32", "half": "f16"}
 _INDEX_SCALE_NUMBERS, _INDEX_SCALE_BYTES = 128, 4  # an index key is kept in fp8 with an f32 scale per 128 numbers
 
 
@@ -42,19 +72,16 @@ def read_format(name: str) -> str:
 
 
 def stored_bytes(numbers: int, kv_format: str) -> int:
-    """Of one vector; a format with blocks pads it to whole blocks."""
-    block, num_bytes = FORMATS[kv_format]
-    return -(-numbers // block) * num_bytes
+    """Of one vector of numbers that are no K and no V; a format with blocks pads it to whole blocks."""
+    return FORMATS[kv_format][0].of(numbers)
 
 
 def entry_bytes(group: KVGroup, kv_format: str) -> int:
     """What one layer of the group keeps of one entry (of one token, where none are compressed)."""
     if group.kind == "index":
         return group.index_dim + _INDEX_SCALE_BYTES * -(-group.index_dim // _INDEX_SCALE_NUMBERS)
-    each = stored_bytes(group.head_dim, kv_format)
-    if group.v_head_dim:
-        each += stored_bytes(group.v_head_dim, kv_format)
-    return group.num_kv_heads * each
+    k, v = FORMATS[kv_format]
+    return group.num_kv_heads * (k.of(group.head_dim) + (v.of(group.v_head_dim) if group.v_head_dim else 0))
 
 
 def state_bytes(group: KVGroup, dtype: str, *, conv_dtype: str | None = None) -> int:

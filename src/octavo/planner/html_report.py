@@ -6,6 +6,7 @@ The page's own arithmetic is in `page/report.js`; a test holds it equal to the p
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -76,7 +77,9 @@ def page_data(plan: Plan) -> dict[str, Any]:
         "choices": {
             "context": contexts,
             "batch": batches,
-            "format": [{"name": name, "numbers": FORMATS[name][0], "bytes": FORMATS[name][1]} for name in formats],
+            "format": [
+                {"name": name, "k": asdict(FORMATS[name][0]), "v": asdict(FORMATS[name][1])} for name in formats
+            ],
             "heads": heads,
             "hardware": hardware,
         },

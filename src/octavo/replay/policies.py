@@ -19,7 +19,7 @@ Rank = Callable[[int], int]
 
 
 class Ranked:
-    """First what windows have passed; then the idle block of the lowest rank, among equals the one that became idle first.
+    """First what windows have passed, then the idle block of the lowest rank: of equals the one that is idle longest.
 
     Invariant: an idle block's key is above those of the idle blocks below it. So a rank must never be lower for a block
     than for one below it while both are idle; keys are made when blocks become idle, from the tail of a path on, and a

@@ -7,15 +7,15 @@
 
   // -- arithmetic
 
-  function storedBytes(numbers, format) {
-    return Math.ceil(numbers / format.numbers) * format.bytes;
+  function storedBytes(numbers, stored) {
+    return Math.ceil(numbers / stored.numbers) * stored.num_bytes + stored.extra;
   }
 
   function entryBytes(group, format, heads) {
     if (group.kind === "index") return group.index_bytes;
     const kvHeads = group.v_head_dim && heads ? heads : group.num_kv_heads;
-    let each = storedBytes(group.head_dim, format);
-    if (group.v_head_dim) each += storedBytes(group.v_head_dim, format);
+    let each = storedBytes(group.head_dim, format.k);
+    if (group.v_head_dim) each += storedBytes(group.v_head_dim, format.v);
     return kvHeads * each;
   }
 
