@@ -30,7 +30,7 @@ from octavo.engine.open_request import OpenRequest
 from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
-from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
+from octavo.executor.config import ExecutorConfig, lost_precision, resolve_kv_format, resolve_weights_dtype
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.memory import available_memory_bytes, check_before_loading, resident_bytes, usable_cores
 from octavo.executor.memory_plan import MemoryAccount, account
@@ -200,23 +200,9 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         most_slots=None if keep is None else keep.plan(spec.block_size).capacity,
         degraded=(
             *([] if keep is None else [keep.loss(spec.block_size)]),
-            *_lost_precision(config, source.config.dtype),
+            *lost_precision(config, source.config.dtype),
         ),
     )
-
-
-def _lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]:
-    """What `auto` cannot give to a model in f16, and formats that would be better with scales."""
-    found = []
-    if config.kv_cache_dtype.startswith("fp8"):
-        found.append(f"kv_cache_dtype {config.kv_cache_dtype} is not calibrated: its scale is 1 for every head")
-    if model_dtype != "f16":
-        return tuple(found)
-    if config.weights_dtype == "auto":
-        found.append("weights_dtype is bf16: the model's own f16 is not offered (f32 keeps every bit)")
-    if config.kv_cache_dtype == "auto":
-        found.append("kv_cache_dtype is bf16, not the model's own f16 (--kv-cache-dtype f16 has that)")
-    return tuple(found)
 
 
 class LLM:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.core.kv_bytes import FORMAT_BYTES
+from octavo.errors import ConfigError
 from octavo.llm import LLM
 from octavo.planner.plan import ENGINE_WEIGHTS, Plan, PlanRequest, make_plan
 from octavo.planner.sources import open_geometry
@@ -38,6 +39,11 @@ def compare(path: Path, llm: LLM, plan: Plan) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_that_runs_and_every_format(family: str, kv_format: str, tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path, family)
+    step = 1 if kv_format == "auto" else FORMAT_BYTES[kv_format].dim_step
+    if plan_of(path).cache.groups[0].head_dim % step:
+        with pytest.raises(ConfigError, match=f"multiple of {step}"):
+            LLM(str(path), kv_cache_dtype=kv_format, threads=1)
+        return
     for block_size, memory in ((16, 1 << 20), (32, 1_000_003), (48, 777_777)):
         plan = plan_of(path, kv_cache_dtype=kv_format, kv_cache_memory=memory, block_size=block_size)
         with LLM(str(path), kv_cache_dtype=kv_format, kv_cache_memory=memory, block_size=block_size, threads=1) as llm:

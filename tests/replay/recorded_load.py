@@ -39,7 +39,7 @@ def recorded_run(
     chance = random.Random(seed)
     spec = KVSpec(tuple(KVGroupSpec(f"g{at}", (at,), 1, 16, "bf16") for at in range(groups)), 4)
     blocks = BlockManager(spec, num_blocks * groups)
-    executor = CheckingExecutor(4, vocab_size=VOCAB_SIZE, num_groups=groups, keep_plans=False)
+    executor = CheckingExecutor(4, vocab_size=VOCAB_SIZE, windows=(None,) * groups, keep_plans=False)
     core = EngineCore(Scheduler(SchedulerConfig(6, 24, 96), blocks), executor)
     recorder = Recorder(path, core, b"a key of the test", clock=lambda: 0.0, about={"model": "none"})
     texts = [[chance.randrange(3) for _ in range(40)] for _ in range(3)]

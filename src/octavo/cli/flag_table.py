@@ -81,7 +81,7 @@ FLAGS: dict[str, Flag] = {
         "DTYPE",
     ),
     "kv_cache_dtype": Flag(
-        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8 or k8v4. auto is the model's own; bf16 for f16 and quantised ones.",
+        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8 or k8v4. auto is the model's own; else bf16.",
         "DTYPE",
     ),
     "kv_cache_memory": Flag(

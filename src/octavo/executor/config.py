@@ -60,6 +60,20 @@ def resolve_kv_format(asked: str, model_dtype: str) -> str:
     return "f32" if model_dtype == "f32" else "bf16"
 
 
+def lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]:
+    """What `auto` cannot give to a model in f16, and formats that would be better with scales."""
+    found = []
+    if config.kv_cache_dtype.startswith("fp8"):
+        found.append(f"kv_cache_dtype {config.kv_cache_dtype} is not calibrated: its scale is 1 for every head")
+    if model_dtype != "f16":
+        return tuple(found)
+    if config.weights_dtype == "auto":
+        found.append("weights_dtype is bf16: the model's own f16 is not offered (f32 keeps every bit)")
+    if config.kv_cache_dtype == "auto":
+        found.append("kv_cache_dtype is bf16, not the model's own f16 (--kv-cache-dtype f16 has that)")
+    return tuple(found)
+
+
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value != "auto" and value not in choices:
         raise ConfigError(f"{name} is {value!r}; it must be auto, {' or '.join(choices)}")

@@ -21,7 +21,7 @@ from octavo.models.family import CausalLM
 from octavo.models.generation import GenerationDefaults, generation_from_directory, generation_from_gguf
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
-from octavo.models.packed_size import packed_bytes
+from octavo.models.packed_size import bits_of, packed_bytes
 from octavo.models.packing import WeightSource, dtype_of, pack_parts
 from octavo.models.parts import Parts, check_tensors, part_shape, without_prefix
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
@@ -59,7 +59,7 @@ class ModelSource:
             held = dtype_of(matrix, weights_dtype)
             shapes = [part_shape(rows) for rows in matrix.rows]
             if any(rows.change is not None for rows in matrix.rows):
-                total += sum(packed_bytes(shape, held) for shape in shapes)
+                total += sum(math.prod(shape) * bits_of(held) // 8 for shape in shapes)
                 continue
             kinds = {tensors[rows.tensor].dtype for rows in matrix.rows}
             shape = sum(rows for rows, _ in shapes), shapes[0][1]

@@ -20,6 +20,13 @@ def auto_weights_dtype(stored: str) -> str:
     return "f32" if stored == "f32" else "bf16"
 
 
+def bits_of(weights_dtype: str) -> int:
+    """Of one weight, its share of the scales with it, where nothing is padded."""
+    if weights_dtype in _GROUP_BYTES:
+        return 8 * _GROUP_BYTES[weights_dtype] // _GROUP
+    return 16 if weights_dtype == "bf16" else 32
+
+
 def packed_bytes(
     shape: tuple[int, ...], weights_dtype: str, stored: str = "", *, is_of_vocabulary: bool = False
 ) -> int:

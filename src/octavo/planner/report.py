@@ -37,7 +37,7 @@ def groups(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
             "name": group.name,
-            "kind": group.kind,
+            "kind": "pair" if group.kind in ("full", "window") else group.kind,
             "num_layers": group.num_layers,
             "layers": list(group.layer_indices),
             "num_kv_heads": group.num_kv_heads,
