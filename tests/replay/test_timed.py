@@ -177,6 +177,9 @@ def test_tokens_stand_for_names() -> None:
     assert (len(first), len(second)) == (10, 12)
     assert first[:4] == second[:4]
     assert first[4] != second[4]
+    assert prompt_tokens(TraceRequest(0.0, 6, 1, [1], 4), 9).tolist() == [1, 1, 1, 1, 9, 9], (
+        "of the rest nothing is known"
+    )
     assert prompt_tokens(TraceRequest(0.0, 3, 1), 5).tolist() == [5, 5, 5]
 
 

@@ -143,6 +143,10 @@ def test_times_of_lengths_count_from_the_first(tmp_path: Path) -> None:
         (mooncake([1], length=-7), "input_length is -7"),
         ({"input_length": 512, "hash_ids": "x"}, "hash_ids is 'x'; it must be a list"),
         ({"input_length": 1e300, "hash_ids": [1]}, "input_length is"),
+        ('{"input_length": 5, "hash_ids": [1], "timestamp": 1e400}', "it arrives at inf s"),
+        ('{"input_length": 5, "hash_ids": [1], "timestamp": NaN}', "it arrives at nan s"),
+        ({"input_length": 10**12, "hash_ids": [1]}, "input_length is 1000000000000"),
+        ({"input_length": 5, "hash_ids": [[1]]}, "unhashable"),
         ("[" * 100_000, "it is no JSON|nest|recursion|object"),
     ],
 )

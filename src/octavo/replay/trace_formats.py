@@ -24,7 +24,8 @@ from octavo.replay.trace import KEY_BYTES, TraceRequest, token_array
 
 Tokenize = Callable[[str], Sequence[int]]
 FORMATS = ("auto", "mooncake", "weka", "lmcache", "talks", "text", "lengths", "record")
-_MAX_TOKENS = 1 << 30
+_MAX_TOKENS = 1 << 26
+_MAX_SECONDS = 1e12
 _SPEAKER = re.compile(r"(system|user|human|assistant|ai|bot)\s*:\s*(.*)", re.IGNORECASE)
 _ANSWERS = ("assistant", "ai", "bot")
 # column names of the known length files -> what they mean
@@ -143,6 +144,12 @@ def _count(value: Any, name: str, least: int = 0) -> int:
     return number
 
 
+def _arrival(seconds: float) -> float:
+    if not -_MAX_SECONDS <= seconds <= _MAX_SECONDS:  # also what is no number
+        raise ValueError(f"it arrives at {seconds} s; that must be a number of seconds up to {_MAX_SECONDS:g}")
+    return seconds
+
+
 def _shifted(request: TraceRequest, first_s: float) -> TraceRequest:
     return replace(request, arrival_s=request.arrival_s - first_s)
 
@@ -163,7 +170,7 @@ def _mooncake(line: dict[str, Any], options: ReadOptions) -> list[TraceRequest]:
             "say --hash-ids plain"
         )
     time = line.get("timestamp", 0)  # milliseconds; nanoseconds since 1970 where it is a text
-    arrival = int(time) / 1e9 if isinstance(time, str) else float(time) / 1e3
+    arrival = _arrival(int(time) / 1e9 if isinstance(time, str) else float(time) / 1e3)
     tenant, namespace = str(line.get("tenant", "")), str(line.get("namespace", ""))
     priority = int(line.get("priority", 0))
     return [TraceRequest(arrival, prompt, output, ids, size, tenant=tenant, namespace=namespace, priority=priority)]
@@ -198,7 +205,14 @@ def _read_weka(lines: Iterator[NumberedLine], bad: BadLines) -> Iterator[TraceRe
                 prompt = min(prompt, len(ids) * size)
                 found.append(
                     TraceRequest(
-                        float(one["t"]), prompt, output, ids, size, tenant=session, namespace=namespace, session=session
+                        _arrival(float(one["t"])),
+                        prompt,
+                        output,
+                        ids,
+                        size,
+                        tenant=session,
+                        namespace=namespace,
+                        session=session,
                     )
                 )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -220,7 +234,7 @@ def _lmcache(line: dict[str, Any], options: ReadOptions) -> list[TraceRequest]:
     prompt, output = token_array(tokenize(line["input"])), token_array(tokenize(line.get("output", "")))
     if not prompt:
         raise ValueError("input is empty")
-    arrival = int(line["timestamp"]) / 1e6
+    arrival = _arrival(int(line["timestamp"]) / 1e6)
     session = str(line.get("session_id", ""))
     return [TraceRequest(arrival, len(prompt), len(output), (), 0, prompt, output, tenant=session, session=session)]
 
@@ -229,7 +243,7 @@ def _talk(line: dict[str, Any], options: ReadOptions) -> list[TraceRequest]:
     """A talk: a request for each answer, which begins with all that was said before."""
     tokenize = options.tokenize or rough_tokens
     messages = line.get("messages") or line.get("conversations") or []
-    session, arrival = str(line.get("id", "")), float(line.get("timestamp", 0.0))
+    session, arrival = str(line.get("id", "")), _arrival(float(line.get("timestamp", 0.0)))
     found, said = [], token_array([])
     for message in messages:
         role = str(message.get("role", message.get("from", "")))
@@ -241,7 +255,7 @@ def _talk(line: dict[str, Any], options: ReadOptions) -> list[TraceRequest]:
             found.append(
                 TraceRequest(arrival, len(prompt), len(answer), (), 0, prompt, answer, tenant=tenant, session=session)
             )
-            arrival += float(line.get("think_s", 0.0))
+            arrival = _arrival(arrival + float(line.get("think_s", 0.0)))
         said += token_array(tokenize(text if role in ("assistant", "gpt", "bot") else f"{role}: {text}\n"))
     if not found:
         raise ValueError("the talk has no answer (a message of the role assistant after another one)")
@@ -290,7 +304,7 @@ def _read_lengths(lines: Iterator[NumberedLine], bad: BadLines) -> Iterator[Trac
             values = next(csv.reader([line.text]))
             prompt = _count(values[prompt_at], names[prompt_at])
             output = _count(values[output_at], names[output_at])
-            arrival = 0.0 if time_at is None else _seconds(values[time_at])
+            arrival = 0.0 if time_at is None else _arrival(_seconds(values[time_at]))
         except (ValueError, IndexError) as error:
             bad.found(line.name, line.number, str(error) if isinstance(error, ValueError) else "columns are missing")
             continue

@@ -23,6 +23,8 @@ def prompt_tokens(request: TraceRequest, number: int) -> array[int]:
     for name in request.block_ids:
         tokens += _block(name, size)
     del tokens[count:]
+    if len(tokens) < count:  # of the rest nothing is known
+        tokens += array("I", [number & _LOW]) * (count - len(tokens))
     return tokens
 
 
