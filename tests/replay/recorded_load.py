@@ -22,6 +22,8 @@ KINDS = ("plain", "plain", "plain", "samples", "best", "beams", "scores")
 
 def params_of(kind: str, chance: random.Random) -> SamplingParams:
     count = chance.randrange(1, 24)
+    if kind == "drops":
+        return SamplingParams(max_tokens=count, kv_policy="streaming:4,12,4")
     if kind == "samples":
         return SamplingParams(max_tokens=count, n=3)
     if kind == "best":
@@ -34,12 +36,18 @@ def params_of(kind: str, chance: random.Random) -> SamplingParams:
 
 
 def recorded_run(
-    path: Path, *, seed: int = 4, num_blocks: int = 30, num_requests: int = 80, groups: int = 1
+    path: Path,
+    *,
+    seed: int = 4,
+    num_blocks: int = 30,
+    num_requests: int = 80,
+    windows: tuple[int | None, ...] = (None,),
 ) -> EngineCore:
     chance = random.Random(seed)
-    spec = KVSpec(tuple(KVGroupSpec(f"g{at}", (at,), 1, 16, "bf16") for at in range(groups)), 4)
-    blocks = BlockManager(spec, num_blocks * groups)
-    executor = CheckingExecutor(4, vocab_size=VOCAB_SIZE, windows=(None,) * groups, keep_plans=False)
+    groups = [KVGroupSpec(f"g{at}", (at,), 1, 8, "bf16", window=window) for at, window in enumerate(windows)]
+    spec = KVSpec(tuple(groups), 4)
+    blocks = BlockManager(spec, num_blocks * len(windows))
+    executor = CheckingExecutor(4, vocab_size=VOCAB_SIZE, windows=windows, keep_plans=False)
     core = EngineCore(Scheduler(SchedulerConfig(6, 24, 96), blocks), executor)
     recorder = Recorder(path, core, b"a key of the test", clock=lambda: 0.0, about={"model": "none"})
     texts = [[chance.randrange(3) for _ in range(40)] for _ in range(3)]
@@ -50,7 +58,7 @@ def recorded_run(
             num_requests -= 1
             name = f"id#{num_requests}" if chance.random() < 0.3 else f"request-{num_requests}"
             about = {"namespace": chance.choice(("", "", "tenant")), "priority": chance.randrange(2)}
-            params = params_of(chance.choice(KINDS), chance)
+            params = params_of(chance.choice(KINDS if any(windows) else (*KINDS, "drops")), chance)
             core.add(Request(name, prompt, params, seed=num_requests, eos_token_ids=(END_TOKEN, 10), **about))
             names.append(name)
         event = chance.random()

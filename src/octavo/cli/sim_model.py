@@ -57,7 +57,8 @@ def open_simulated(model: str | None, flags: ModelFlags, values: dict[str, Any])
     drawn = [token for letter in LETTERS for token in tokenizer.encode(letter, False)]
     executor = PacedExecutor(cost, sorted(set(drawn)), time.monotonic, time.sleep)
     vocab_size = max(shape.vocab_size, tokenizer.vocab_size)
-    plan = CachePlan(spec, num_blocks, scheduler.max_model_len, degraded=(f"answers are simulated: {cost.name}",))
+    simulated = (f"answers are simulated: {cost.name}",)
+    plan = CachePlan(spec, num_blocks, scheduler.max_model_len, degraded=simulated)
     loaded = LoadedModel(
         core=EngineCore(Scheduler(scheduler, blocks, vocab_size=vocab_size), executor),
         tokenizer=tokenizer,

@@ -34,13 +34,8 @@ def event_line(event: events.Event, name: Callable[[str], str]) -> list[Any]:
         case events.BlocksCommitted():
             added = [list(block.block_ids) for block in event.blocks]
             above = [event.num_blocks_before, list(event.parent_block_ids)]
-            return [
-                "commit",
-                name(event.request_id),
-                *above,
-                added,
-                _lists(tuple(twin.block_ids for twin in event.twins)),
-            ]
+            twins = [list(twin.block_ids) for twin in event.twins]
+            return ["commit", name(event.request_id), *above, added, twins]
         case events.BlocksEvicted():
             return ["evict", _lists(event.blocks)]
         case events.BlocksPassed():
@@ -71,15 +66,15 @@ class ResidentBlocks:
     def __call__(self, event: events.Event) -> None:
         if isinstance(event, events.BlocksCommitted):
             for block in event.blocks:
-                assert not self.blocks & set(block.block_ids), "a block is committed that is resident"
-                self._add(block.block_ids)
-            for twin in event.twins:  # behind a window, some of them may have been evicted before
-                self._add(twin.block_ids)
+                assert not self.blocks & _present(block.block_ids), "a block is committed that is resident"
+            for block in (*event.twins, *event.blocks):  # of a twin, blocks of the request's own may have taken a place
+                self.blocks |= _present(block.block_ids)
         elif isinstance(event, events.BlocksEvicted):
             for node in event.blocks:
-                leaving = {block_id for block_id in node if block_id >= 0}
-                assert self.blocks >= leaving, "a block is evicted that is not resident"
-                self.blocks -= leaving
+                assert self.blocks >= _present(node), "a block is evicted that is not resident"
+                self.blocks -= _present(node)
 
-    def _add(self, block_ids: tuple[int, ...]) -> None:
-        self.blocks.update(block_id for block_id in block_ids if block_id >= 0)
+
+def _present(block_ids: tuple[int, ...]) -> set[int]:
+    """Without the places of blocks that a window has passed."""
+    return {block_id for block_id in block_ids if block_id >= 0}

@@ -86,6 +86,8 @@ class LiveCurve:
                 holding.blocks = len(event.block_tables[0])
             case events.BlocksCommitted():
                 self._committed(event)
+            case events.BlocksDropped():
+                self._holding(event.request_id).blocks -= len(event.block_tables[0])
             case events.BlocksReleased():
                 self._released(event)
             case events.BlocksEvicted():
@@ -99,9 +101,8 @@ class LiveCurve:
         return self._holdings.setdefault(request_id, _Holding(0))
 
     def _held(self) -> int:
-        """Blocks that requests hold."""
-        pool = self._blocks.pool
-        return (pool.num_blocks - pool.num_available) // self._blocks.num_groups
+        """Blocks of the first group that requests hold."""
+        return self._blocks.pool.counts(0)[0]
 
     def _attached(self, event: events.PrefixAttached) -> None:
         table, holding = event.block_tables[0], self._holding(event.request_id)
@@ -124,15 +125,12 @@ class LiveCurve:
         holding, index = self._holding(event.request_id), event.num_blocks_before
         others = max(0, self._held() - holding.blocks)
         parent: int | None = hash(event.namespace) & 0x7FFFFFFFFFFFFFFF
-        rows = [twin.block_ids for twin in event.twins]
-        if rows:
-            parent = self._hash_of.get(rows[-1][0])
-        elif event.parent_block_ids:
+        if event.num_blocks_before:
             parent = self._hash_of.get(event.parent_block_ids[0])
-        found: list[int | None] = [self._hash_of.get(block_ids[0]) for block_ids in rows]
-        for block in event.blocks:
+        found: list[int | None] = []
+        for block in (*event.twins, *event.blocks):
             parent = None if parent is None else hash((parent, block.tokens))
-            if parent is not None:
+            if parent is not None and block.block_ids[0] >= 0:
                 self._hash_of[block.block_ids[0]] = parent
             found.append(parent)
         for one in found:
@@ -147,7 +145,7 @@ class LiveCurve:
     def _released(self, event: events.BlocksReleased) -> None:
         ref_count, table = self._blocks.pool.ref_count, event.block_tables[0]
         for block in reversed(table):
-            known = self._hash_of.get(block)
+            known = self._hash_of.get(block) if block >= 0 else None  # else a window has passed it
             if known is not None and not ref_count[block] and known & _HASH_MASK < self._threshold:
                 self._idle.put(known)
         holding = self._holdings.get(event.request_id)

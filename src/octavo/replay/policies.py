@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import chain
 
 from octavo.core import events
 from octavo.core.eviction import EvictionPolicy, LeastRecentlyUsed
@@ -19,7 +19,7 @@ Rank = Callable[[int], int]
 
 
 class Ranked:
-    """First what windows have passed, then the idle block of the lowest rank: of equals the one that is idle longest.
+    """First what windows have passed, then the idle block of the lowest rank; among equals, the one idle for longest.
 
     Invariant: an idle block's key is above those of the idle blocks below it. So a rank must never be lower for a block
     than for one below it while both are idle; keys are made when blocks become idle, from the tail of a path on, and a
@@ -33,7 +33,7 @@ class Ranked:
         self._keys: dict[int, tuple[int, int]] = {}
         self._heap: list[tuple[tuple[int, int], int]] = []  # with keys that are no longer true
         self._count = 0
-        self._passed: dict[int, None] = {}  # blocks of windows only, oldest first
+        self._passed: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._passed)
@@ -62,8 +62,11 @@ class Ranked:
             self._heap = [(key, block_id) for block_id, key in self._keys.items()]
             heapify(self._heap)
 
+    def add_passed(self, block_ids: Sequence[int]) -> None:
+        self._passed.update(dict.fromkeys(block_ids))
+
     def pop_passed(self, count: int) -> list[int]:
-        taken = list(islice(self._passed, count))
+        taken = list(self._passed)[:count]
         for block_id in taken:
             del self._passed[block_id]
         return taken
@@ -96,15 +99,18 @@ class Uses:
         counts = self.counts
         if isinstance(event, events.PrefixAttached):
             for table in event.block_tables:
-                for block_id in held(table):
-                    counts[block_id] += 1
+                for block_id in table:
+                    if block_id >= 0:
+                        counts[block_id] += 1
         elif isinstance(event, events.BlocksCommitted):
             for block in event.blocks:
-                for block_id in held(block.block_ids):
-                    counts[block_id] = 1
+                for block_id in block.block_ids:
+                    if block_id >= 0:
+                        counts[block_id] = 1
             for twin in event.twins:
-                for block_id in held(twin.block_ids):
-                    counts[block_id] += 1
+                for block_id in twin.block_ids:
+                    if block_id >= 0:  # else a window has passed it
+                        counts[block_id] += 1
 
 
 class Levels:

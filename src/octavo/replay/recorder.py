@@ -25,7 +25,8 @@ VERSION = 1
 FIRST_END_ID = 0xFFFFFFFF  # what the first of a request's end tokens is recorded as; the others count down from it
 # What decides about blocks and seats; how a token is drawn does not, as the token is recorded.
 RECORDED_PARAMS = tuple(
-    "max_tokens min_tokens n best_of use_beam_search length_penalty early_stopping logprobs prompt_logprobs".split()
+    "max_tokens min_tokens n best_of use_beam_search length_penalty early_stopping logprobs prompt_logprobs "
+    "kv_policy".split()
 )
 
 

@@ -198,7 +198,7 @@ class RecordingReplay:
                 break
         if is_whole:
             comparison.settle_rest()
-        cached = sum(len(node.block_ids) for node in self.blocks.tree.nodes())
+        cached = sum(block_id >= 0 for node in self.blocks.tree.nodes() for block_id in node.block_ids)
         return RecordingReport(
             self._requests,
             self._steps,
