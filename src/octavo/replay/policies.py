@@ -130,16 +130,19 @@ class Levels:
         elif isinstance(event, events.PrefixAttached):
             level = self._of_request.get(event.request_id, 0)
             for table in event.block_tables:
-                for block_id in held(table):
-                    levels[block_id] = max(levels[block_id], level)
+                for block_id in table:
+                    if block_id >= 0:
+                        levels[block_id] = max(levels[block_id], level)
         elif isinstance(event, events.BlocksCommitted):
             level = self._of_request.get(event.request_id, 0)
             for block in event.blocks:
-                for block_id in held(block.block_ids):
-                    levels[block_id] = level
+                for block_id in block.block_ids:
+                    if block_id >= 0:
+                        levels[block_id] = level
             for twin in event.twins:
-                for block_id in held(twin.block_ids):
-                    levels[block_id] = max(levels[block_id], level)
+                for block_id in twin.block_ids:
+                    if block_id >= 0:
+                        levels[block_id] = max(levels[block_id], level)
         elif isinstance(event, events.RequestFinished):
             self._of_request.pop(event.output.request_id, None)
 
