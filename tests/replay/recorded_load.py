@@ -44,7 +44,7 @@ def recorded_run(
     windows: tuple[int | None, ...] = (None,),
 ) -> EngineCore:
     chance = random.Random(seed)
-    groups = [KVGroupSpec(f"g{at}", (at,), 1, 8, "bf16", window=window) for at, window in enumerate(windows)]
+    groups = [KVGroupSpec(f"g{at}", (at,), 1, 16, "bf16", window=window) for at, window in enumerate(windows)]
     spec = KVSpec(tuple(groups), 4)
     blocks = BlockManager(spec, num_blocks * len(windows))
     executor = CheckingExecutor(4, vocab_size=VOCAB_SIZE, windows=windows, keep_plans=False)

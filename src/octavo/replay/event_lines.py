@@ -9,7 +9,6 @@ from octavo.core import events
 
 # What is said of blocks; the rest is about requests.
 BLOCK_EVENTS = ("attach", "grow", "commit", "copy", "fork", "evict", "preempt", "release")
-WINDOW_EVENTS = ("pass", "drop")  # of models with windows, and of requests that drop tokens
 
 
 def event_line(event: events.Event, name: Callable[[str], str]) -> list[Any]:

@@ -49,9 +49,6 @@ class Ranked:
             key = self._keys[block_id] = (lowest, self._count)
             heappush(self._heap, (key, block_id))
 
-    def add_passed(self, block_ids: Sequence[int]) -> None:
-        self._passed.update(dict.fromkeys(block_ids))
-
     def remove(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
             if block_id in self._passed:
@@ -79,11 +76,6 @@ class Ranked:
                 del self._keys[block_id]
                 taken.append(block_id)
         return taken
-
-
-def held(block_ids: Iterable[int]) -> Iterator[int]:
-    """Without the places of blocks that a window has passed."""
-    return (block_id for block_id in block_ids if block_id >= 0)
 
 
 class Uses:
