@@ -34,7 +34,7 @@ Windows = Sequence[int | None]  # of each KV group; None: all tokens are kept
 
 
 def kv_spec(block_size: int, windows: Windows = (None,)) -> KVSpec:
-    groups = tuple(KVGroupSpec(f"group{g}", (g,), 1, 8, "bf16", window=one) for g, one in enumerate(windows))
+    groups = tuple(KVGroupSpec(f"group{g}", (g,), 1, 16, "bf16", window=one) for g, one in enumerate(windows))
     return KVSpec(groups, block_size)
 
 

@@ -142,7 +142,7 @@ def test_a_window_holds_no_more_however_long_the_talk() -> None:
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 16])
 def test_the_most_blocks_are_what_the_worst_schedule_holds(size: int, window: int, step: int) -> None:
     """Against every place where a step may begin: exact for long texts, and never too little."""
-    group = KVGroupSpec("w", (0,), 1, 8, "bf16", window=window)
+    group = KVGroupSpec("w", (0,), 1, 16, "bf16", window=window)
     longest = window + step + 3 * size
     for num_tokens in (1, 2, size, size + 1, window, longest):
         worst = 0

@@ -25,7 +25,7 @@ BLOCK_SIZE = 16
 NUM_PRINTABLE = 95
 EOS = 256
 VOCAB_SIZE = 258
-SPEC = KVSpec((KVGroupSpec("full", (0, 1), 1, 8, "f32"),), BLOCK_SIZE)
+SPEC = KVSpec((KVGroupSpec("full", (0, 1), 1, 16, "f32"),), BLOCK_SIZE)
 
 
 # Ids 0 to 94 are printable ASCII; the other bytes follow in their order.
