@@ -63,10 +63,12 @@ class WrappedOps:
                     position = block * kv.block_size + later
                     layout.write_token(kv, int(table[block]), later, k[:, position], v[:, position])
 
-    def paged_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32) -> None:
+    def paged_attention(
+        self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32, **variant: Any
+    ) -> None:
         if self.breaks:
             raise RuntimeError("told to break")
-        self.ops.paged_attention(q, batch, kv, scale, out)
+        self.ops.paged_attention(q, batch, kv, scale, out, **variant)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self.num_copied += len(sources)
