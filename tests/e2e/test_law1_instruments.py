@@ -10,7 +10,7 @@ import pytest
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native import NativeOps
-from octavo.kernels.ops import F32, I32, U8, AttentionBatch, AttentionProjection, KVLayer, Ops, PackedLinear, RopeTable
+from octavo.kernels.ops import F32, F64, I32, U8, AttentionBatch, AttentionProjection, KVLayer, Ops, PackedLinear, RopeTable
 from octavo.kv_formats import layout
 from octavo.models.loader import CausalLM, load_model, open_model
 from tests.e2e import law1_cases as cases
@@ -83,6 +83,12 @@ class WrappedOps:
         if self.breaks:
             raise RuntimeError("told to break")
         self.ops.paged_attention(q, batch, kv, scale, out, **variant)
+
+    def draw(self, logits: F32, rows: I32, settings: F64, must_be_finite: bool, out: I32) -> None:
+        self.ops.draw(logits, rows, settings, must_be_finite, out)
+
+    def uniform_numbers(self, seeds: list[int], positions: list[int], second_key: int) -> F64:
+        return self.ops.uniform_numbers(seeds, positions, second_key)
 
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self.num_copied += len(sources)

@@ -12,7 +12,7 @@ from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_we
     ("fields", "parts"),
     [
         ({"weights_dtype": "f16"}, ("'f16'", "auto", "f32", "bf16")),
-        ({"kv_cache_dtype": "int8"}, ("'int8'", "auto", "f32", "bf16")),
+        ({"kv_cache_dtype": "int3"}, ("'int3'", "auto", "f32", "bf16")),
         ({"kv_cache_memory": 0}, ("0", "at least 1")),
         ({"block_size": 8}, ("8", "multiple of 16")),
         ({"block_size": 24}, ("24", "multiple of 16")),
