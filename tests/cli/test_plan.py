@@ -54,6 +54,8 @@ def test_context_and_batch_multiply() -> None:
 def test_plain_numbers() -> None:
     found = planned("--layers", "32", "--kv-heads", "8", "--head-dim", "128", "--kv-cache-dtype", "fp8")
     assert (found["kv_bytes_per_token"], found["weights_bytes"], found["attention"]) == (65536, None, "MHA")
+    assert found["exact"] is True
+    assert found["notes"] == ["no --parameters: weights, crossover and speed are not known"]
     found = planned("--layers", "2", "--kv-heads", "1", "--head-dim", "16", "--heads", "4", "--window", "100")
     assert (found["attention"], found["kv_bytes"]) == ("MQA + window", 100 * 2 * 2 * 16 * 2)
 

@@ -134,6 +134,18 @@ def test_an_unknown_architecture_is_refused_and_never_guessed(config: dict[str, 
         geometry_of({**known, **config}, "m", treat_as="venusian")
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_class_alone_names_the_family(name: str) -> None:
+    """Configs without model_type, by what `architectures` of real ones says."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind, config = CASES[name]
+    family = geometry_of({"model_type": kind, **config}, name).family
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    found = geometry_of({"architectures": [class_name], **config}, name).family
+    assert found == family or {found, family} <= {"mistral", "ministral"}
+
+
 def test_a_config_without_any_name_is_refused() -> None:
     with pytest.raises(ModelError, match="names no architecture"):
         geometry_of(CASES["llama"][1], "m")

@@ -159,7 +159,8 @@ def make_plan(geometry: Geometry, request: PlanRequest) -> Plan:
     if context > geometry.max_context:
         notes.append(f"the context {context} is longer than the model's own {geometry.max_context}")
     notes += dtype_notes
-    if is_octavo and not runs:
+    is_plain = geometry.family == "numbers"  # of a cache whose model nobody named
+    if is_octavo and not runs and not is_plain:
         notes.append(f"octavo does not run {geometry.architecture} yet: its block arithmetic is used all the same")
     if not is_octavo:
         notes.append(f"modelled: what {request.engine} does by default, from its logs and sources; octavo is exact")
@@ -185,7 +186,7 @@ def make_plan(geometry: Geometry, request: PlanRequest) -> Plan:
         rank_cache=CacheBytes(rank_groups, kv_format, geometry.dtype),
         pool=pool,
         kv_budget_bytes=_budget(request, rank_weights),
-        is_exact=is_octavo and runs and geometry.exact,
+        is_exact=is_octavo and (runs or is_plain) and geometry.exact,
         notes=tuple(notes),
     )
     return replace(plan, notes=(*plan.notes, *_what_does_not_fit(plan)))
