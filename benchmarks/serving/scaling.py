@@ -17,7 +17,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,8 @@ def points(bench: Bench) -> dict[str, dict[str, Callable[[], dict[str, float]]]]
     }
 
 
-def measure(bench: Bench, repeats: int) -> dict[str, list[dict[str, float]]]:
+def measure(bench: Bench, repeats: int) -> Iterator[dict[str, list[dict[str, float]]]]:
+    """The medians after each repetition, so that a run that is cut short leaves what it has."""
     sections = points(bench)
     found: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in sections}
     for repeat in range(repeats):
@@ -137,10 +138,10 @@ def measure(bench: Bench, repeats: int) -> dict[str, list[dict[str, float]]]:
                 bench.forget()
                 found[name].setdefault(point, []).append(run())
         print(f"repetition {repeat + 1} of {repeats} done, load {os.getloadavg()[0]:.1f}", flush=True)
-    return {
-        name: [{key: statistics.median(run[key] for run in runs) for key in runs[0]} for runs in each.values()]
-        for name, each in found.items()
-    }
+        yield {
+            name: [{key: statistics.median(run[key] for run in runs) for key in runs[0]} for runs in each.values()]
+            for name, each in found.items()
+        }
 
 
 def draw(sections: dict[str, list[dict[str, float]]], file: Path, title: str) -> None:
@@ -190,13 +191,11 @@ def main() -> None:
         loads = [os.getloadavg()[0]]
         bench = Bench(arguments.model, seed=1)
         model = bench.llm.model
-        sections = measure(bench, arguments.repeats)
-        loads.append(os.getloadavg()[0])
-        about = {
+        about: dict[str, Any] = {
             "model": Path(arguments.model).name,
             "method": METHOD,
-            "repeats": arguments.repeats,
-            "load_before_and_after": loads,
+            "repeats": 0,
+            "loads": loads,
             "machine": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "threads": model.num_threads,
@@ -207,7 +206,10 @@ def main() -> None:
             "commit": commit_id(),
             "command": f"serving/scaling.py MODEL --repeats {arguments.repeats}",
         }
-        arguments.out.write_text(json.dumps({"about": about, "figures": sections}, indent=1) + "\n")
+        for sections in measure(bench, arguments.repeats):
+            about["repeats"] += 1
+            loads.append(os.getloadavg()[0])
+            arguments.out.write_text(json.dumps({"about": about, "figures": sections}, indent=1) + "\n")
     result = json.loads(arguments.out.read_text())
     about = result["about"]
     title = f"{about['model']}, {about['cores']} cores ({about['instruction_set']}), commit {about['commit']}"
