@@ -21,7 +21,8 @@ constexpr double kInlineRounded = 1 << 14;                        // numbers of 
 struct Plan {
   int groups, num_panels;
   int num_tiles, tile_rows, num_taller;  // tiles have tile_rows rows, the first num_taller one more
-  size_t panel_bytes, tile_bytes;        // tile_bytes: from one rounded tile to the next
+  size_t panel_bytes;
+  size_t tile_bytes, high_bytes;  // from one rounded tile to the next; from one's high bytes to the next one's
   int num_blocks, block_tiles;
 };
 
@@ -29,7 +30,7 @@ struct Work {
   LinearArgs args;
   Plan plan;
   int num_threads, num_pieces, panels_per_piece, tile_panels;
-  void (*round)(const float* x, int num_inputs, int rows, void* packed);
+  void (*round)(const float* x, int num_inputs, int rows, int32_t* packed, int32_t* high);
   GroupedTileFn (*find)(int rows, int panels);
 };
 
@@ -45,8 +46,9 @@ Plan make_plan(const LinearWeights& w, int num_rows) {
   plan.tile_rows = num_rows / plan.num_tiles;
   plan.num_taller = num_rows % plan.num_tiles;
   const int rows = plan.tile_rows + (plan.num_taller ? 1 : 0);
-  plan.tile_bytes = (4 * x_words(rows) * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
-  const int fit = static_cast<int>(kBlockBytes / (4 * x_group_words(rows) * static_cast<size_t>(plan.groups)));
+  plan.tile_bytes = (4 * x_group_words(rows) * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
+  plan.high_bytes = (4 * x_high_words(rows) * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
+  const int fit = static_cast<int>(kBlockBytes / plan.tile_bytes);
   plan.num_blocks = divide_up(plan.num_tiles, fit < 1 ? 1 : fit);
   plan.block_tiles = divide_up(plan.num_tiles, plan.num_blocks);
   return plan;
@@ -55,18 +57,26 @@ Plan make_plan(const LinearWeights& w, int num_rows) {
 int first_row(const Plan& plan, int tile) { return tile * plan.tile_rows + least(tile, plan.num_taller); }
 int rows_of(const Plan& plan, int tile) { return plan.tile_rows + (tile < plan.num_taller ? 1 : 0); }
 
+int32_t* rounded_tile(const Work& work, int tile) {
+  return reinterpret_cast<int32_t*>(static_cast<uint8_t*>(work.args.scratch) + work.plan.tile_bytes * tile);
+}
+
+int32_t* high_bytes_of_tile(const Work& work, int tile) {
+  uint8_t* first = static_cast<uint8_t*>(work.args.scratch) + work.plan.tile_bytes * work.plan.num_tiles;
+  return reinterpret_cast<int32_t*>(first + work.plan.high_bytes * tile);
+}
+
 void round_piece(void* context, int tile, int) {
   const Work& work = *static_cast<const Work*>(context);
   const int inputs = work.args.weights->num_inputs;
   work.round(work.args.x + static_cast<size_t>(first_row(work.plan, tile)) * inputs, inputs, rows_of(work.plan, tile),
-             static_cast<uint8_t*>(work.args.scratch) + work.plan.tile_bytes * tile);
+             rounded_tile(work, tile), high_bytes_of_tile(work, tile));
 }
 
 // A group of panels, all tiles of a block; next_panel: where the group after this one begins.
 void run_panels(const Work& work, int panel, int panels, int block, int next_panel) {
   const Plan& plan = work.plan;
   const uint8_t* weights = static_cast<const uint8_t*>(work.args.weights->weights);
-  const uint8_t* x = static_cast<const uint8_t*>(work.args.scratch);
   const int first = block * plan.block_tiles, last = least(first + plan.block_tiles, plan.num_tiles);
   const size_t share = plan.panel_bytes / plan.groups * panels / (last - first);
   float sums[kMaxGroupedRows * 4 * kLanes];
@@ -75,7 +85,7 @@ void run_panels(const Work& work, int panel, int panels, int block, int next_pan
     const uint8_t* next = weights + plan.panel_bytes * next_panel + share * plan.groups * (tile - first);
     const size_t step = plan.num_tiles == 1 ? plan.panel_bytes / plan.groups : share;
     work.find(rows, panels)({weights + plan.panel_bytes * panel, plan.panel_bytes,
-                             reinterpret_cast<const int32_t*>(x + plan.tile_bytes * tile), plan.groups, sums, next, step});
+                             rounded_tile(work, tile), high_bytes_of_tile(work, tile), plan.groups, sums, next, step});
     for (int r = 0; r < rows; r++)
       for (int p = 0; p < panels; p++)
         finish_row(work.args, first_row(plan, tile) + r, panel + p, load(sums + (r * panels + p) * kLanes));
@@ -126,7 +136,7 @@ Work make_work(const LinearArgs& args) {
 
 size_t grouped_linear_scratch_bytes(const LinearWeights& weights, int num_rows) {
   const Plan plan = make_plan(weights, num_rows);
-  return plan.tile_bytes * static_cast<size_t>(plan.num_tiles);
+  return (plan.tile_bytes + plan.high_bytes) * static_cast<size_t>(plan.num_tiles);
 }
 
 void grouped_linear(ThreadPool& pool, const LinearArgs& args) {

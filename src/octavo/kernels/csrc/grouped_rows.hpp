@@ -149,7 +149,7 @@ OCTAVO_INLINE void put_coarse_group(const float* x, int32_t most, int32_t* to, s
 }
 
 template <WeightsDtype kDtype>
-static void round_row(const float* x, int num_inputs, int row, int rows, int32_t* packed) {
+static void round_row(const float* x, int num_inputs, int row, int rows, int32_t* packed, int32_t* high) {
   const int groups = num_groups(num_inputs), rest = num_inputs % kGroupInputs;
   const size_t group_words = x_group_words(rows), stride = static_cast<size_t>(rows);
   float padded[kGroupInputs] = {};
@@ -160,7 +160,7 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
   for (int group = 0; group < groups; group++, most += group_words) sum += as_float(*most = largest_bits(at(group)));
   const float bound = kOutlying * (sum / static_cast<float>(groups));
   int32_t* to = packed + 1 + row;
-  int32_t* high = packed + group_words * static_cast<size_t>(groups) + row;
+  high += row;
   for (int group = 0; group < groups; group++, to += group_words, high += x_high_words(rows)) {
     const int32_t bits = to[stride * kGroupUnits];
     if (as_float(bits) > bound && bits >= static_cast<int32_t>(kLeastBits) && bits < kInfinityBits) {
@@ -173,11 +173,10 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
 }
 
 template <WeightsDtype kDtype>
-static void round_rows(const float* x, int num_inputs, int rows, void* to) {
+static void round_rows(const float* x, int num_inputs, int rows, int32_t* packed, int32_t* high) {
   const size_t groups = static_cast<size_t>(num_groups(num_inputs)), group_words = x_group_words(rows);
-  int32_t *packed = static_cast<int32_t*>(to), *high = packed + group_words * groups;
   for (size_t group = 0; group < groups; group++) packed[group * group_words] = 0;
-  for (int row = 0; row < rows; row++) round_row<kDtype>(x + static_cast<size_t>(row) * num_inputs, num_inputs, row, rows, packed);
+  for (int row = 0; row < rows; row++) round_row<kDtype>(x + static_cast<size_t>(row) * num_inputs, num_inputs, row, rows, packed, high);
   for (size_t group = 0; group < groups; group++, high += x_high_words(rows)) {
     const int32_t fine = packed[group * group_words];
     for (int row = 0; fine && row < rows; row++)

@@ -22,16 +22,15 @@ constexpr int max_grouped_panels(int) { return 1; }
 
 // Packed x of a tile: for each group an int32 of bits, [8 units][rows] of four bytes, [rows] f32 scales, [rows] offsets: what
 // the codes' offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
-// Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. Behind all groups lie the high
-// bytes, [groups][8 units][rows]; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
+// Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. The high bytes, [groups][8 units]
+// [rows], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
 constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
 constexpr size_t x_high_words(int rows) { return static_cast<size_t>(kGroupUnits) * rows; }
-constexpr size_t x_words(int rows) { return x_group_words(rows) + x_high_words(rows); }  // for each group
 
 struct GroupedTile {
   const uint8_t* weights;  // the first panel
   size_t panel_bytes;
-  const int32_t* x;
+  const int32_t *x, *x_high;
   int groups;
   float* sums;              // [rows][panels][16]
   const uint8_t* prefetch;  // what is wanted after this tile ...
@@ -69,6 +68,24 @@ OCTAVO_INLINE void add_codes(I16 (&dots)[R][P], const uint8_t* w, size_t panel_b
   }
 }
 
+// The share of the high bytes, and the offsets. A call, since it is rare: the common way keeps all its registers.
+template <WeightsDtype kDtype, int R, int P>
+__attribute__((noinline, cold)) static void add_high(I16 (&out)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* high,
+                                                     const int32_t* offset) {
+  I16 dots[R][P];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) dots[r][p] = set1_int(0);
+  }
+  add_codes<kDtype, R, P>(dots, w, panel_bytes, high);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) out[r][p] = times_128_plus(dots[r][p], lane_offset(kDtype) ? offset[r] : 0);
+  }
+}
+
 template <WeightsDtype kDtype, int R, int P>
 OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high) {
   constexpr bool kMinimum = kDtype == WeightsDtype::int4_min;
@@ -76,16 +93,12 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_by
   const float *scale = reinterpret_cast<const float*>(codes) + kGroupUnits * R, *rest = scale + R;
   I16 dots[R][P];
   if (__builtin_expect(*x != 0, 0)) {
+    I16 begun[R][P];
+    add_high<kDtype, R, P>(begun, w + kGroupScaleBytes, panel_bytes, high, offset);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; p++) dots[r][p] = set1_int(0);
-    }
-    add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, high);
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; p++) dots[r][p] = times_128_plus(dots[r][p], lane_offset(kDtype) ? offset[r] : 0);
+      for (int p = 0; p < P; p++) dots[r][p] = begun[r][p];
     }
   } else {
 #pragma GCC unroll 12
@@ -120,7 +133,7 @@ static void run_grouped_tile(const GroupedTile& tile) {
     for (int p = 0; p < P; p++) sum[r][p] = zero();
   }
   const uint8_t *w = tile.weights, *next = tile.prefetch;
-  const int32_t *x = tile.x, *high = x + x_group_words(R) * static_cast<size_t>(tile.groups);
+  const int32_t *x = tile.x, *high = tile.x_high;
   const size_t panel_bytes = tile.panel_bytes, prefetch_step = tile.prefetch_step;
   for (int group = 0; group < tile.groups; group++) {
     if (kStreamed) {
