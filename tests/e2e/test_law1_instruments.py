@@ -10,7 +10,18 @@ import pytest
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native import NativeOps
-from octavo.kernels.ops import F32, F64, I32, U8, AttentionBatch, AttentionProjection, KVLayer, Ops, PackedLinear, RopeTable
+from octavo.kernels.ops import (
+    F32,
+    F64,
+    I32,
+    U8,
+    AttentionBatch,
+    AttentionProjection,
+    KVLayer,
+    Ops,
+    PackedLinear,
+    RopeTable,
+)
 from octavo.kv_formats import layout
 from octavo.models.loader import CausalLM, load_model, open_model
 from tests.e2e import law1_cases as cases

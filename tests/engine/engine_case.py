@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +97,18 @@ class GatedExecutor:
 
     def let(self, steps: int) -> None:
         self.permits.release(steps)
+
+
+@dataclass
+class PacedExecutor:
+    """Takes its time, so that a test that is kept waiting still meets a request that runs."""
+
+    inner: Executor
+    step_s: float = 0.002
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(self.step_s)
+        return self.inner.execute(plan)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CapacityError
-from tests.engine.engine_case import SayingExecutor, new_engine, tokens_of
+from tests.engine.engine_case import PacedExecutor, SayingExecutor, new_engine, tokens_of
 
 PROMPT = tokens_of("a prompt of some length")
 
@@ -151,7 +151,8 @@ def test_a_beam_search_comes_whole(tokenizer: Tokenizer) -> None:
 
 
 def test_an_abort_ends_every_answer(tokenizer: Tokenizer) -> None:
-    engine = new_engine(tokenizer, SayingExecutor("x" * 500), max_model_len=2000, num_blocks=400)
+    executor = PacedExecutor(SayingExecutor("x" * 500))
+    engine = new_engine(tokenizer, executor, max_model_len=2000, num_blocks=400)
 
     async def main() -> None:
         generation = await engine.submit([GenerationRequest("r", PROMPT, SamplingParams(max_tokens=900, n=3))])
