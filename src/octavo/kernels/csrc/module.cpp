@@ -10,6 +10,7 @@
 #include "bound_views.hpp"
 #include "dispatch.hpp"
 #include "philox.hpp"
+#include "row_runner.hpp"
 
 namespace nb = nanobind;
 using namespace octavo;
@@ -35,7 +36,7 @@ bool same_shape(const CF2& x, const F2& out) { return x.shape(0) == out.shape(0)
 
 class Kernels {
  public:
-  Kernels(int num_threads, const std::string& instruction_set, int spin_pauses) : pool_(num_threads, spin_pauses) {
+  Kernels(int num_threads, const std::string& instruction_set, int spin_pauses) : pool_(num_threads, spin_pauses), rows_(pool_) {
     for (const KernelTable* table : supported_tables())
       if (!table_ && (instruction_set == "auto" || instruction_set == table->name)) table_ = table;
     if (!table_) throw std::invalid_argument("instruction set '" + instruction_set + "' is not supported by this machine or build");
@@ -74,11 +75,11 @@ class Kernels {
     const LinearWeights& w = weight.weights;
     require(x.shape(1) == static_cast<size_t>(w.num_inputs), "x must have num_inputs columns");
     require(out.shape(0) == x.shape(0) && out.shape(1) == static_cast<size_t>(w.num_outputs), "out must be [rows of x, num_outputs]");
-    LinearArgs args{&w, x.data(), out.data(), static_cast<int>(x.shape(0)), accumulate, nullptr};
-    if (args.num_rows == 0) return;
+    const RowWork work{x.data(), out.data(), nullptr, 0.f, &w, nullptr, static_cast<int>(x.shape(0)), accumulate};
+    if (work.num_rows == 0) return;
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    run_linear(args);
+    rows_.run(*table_, work);
   }
 
   void embedding(const Linear& table, const CI1& token_ids, const F2& out) {
@@ -198,14 +199,7 @@ class Kernels {
     if (rows == 0) return;
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    for (int first = 0; first < rows; first += kMlpRows) {
-      const int count = rows - first < kMlpRows ? rows - first : kMlpRows;
-      float* block = hidden.data() + static_cast<size_t>(first) * w.num_outputs;
-      const float* both = norm_linear_here(block, count, norm.data(), eps, gate_up.weights);
-      float* inner = static_cast<float*>(inner_.reserve(sizeof(float) * count * w.num_inputs));
-      table_->silu_mul(pool_, both, count, w.num_inputs, inner);
-      run_linear({&w, inner, block, count, true, nullptr});
-    }
+    rows_.run(*table_, {hidden.data(), hidden.data(), norm.data(), eps, &gate_up.weights, &w, rows, true});
   }
 
   void latent_write(const CF2& latent, BatchView& batch, const KVView& kv) {
@@ -274,8 +268,6 @@ class Kernels {
   }
 
  private:
-  static constexpr int kMlpRows = 64;  // what lies between the two matrices of a block stays in the second-level cache
-
   template <class Matrix>
   static void check_norm_linear(const Matrix& x, const CF1& norm, const Linear& linear) {
     require(x.shape(1) == static_cast<size_t>(linear.weights.num_inputs), "x must have num_inputs columns");
@@ -283,26 +275,20 @@ class Kernels {
   }
 
   void norm_linear(const float* x, int rows, const float* norm, float eps, const LinearWeights& w, float* out) {
-    float* normed = static_cast<float*>(normed_.reserve(sizeof(float) * rows * w.num_inputs));
-    table_->rms_norm(pool_, x, norm, eps, rows, w.num_inputs, normed);
-    run_linear({&w, normed, out, rows, false, nullptr});
+    rows_.run(*table_, {x, out, norm, eps, &w, nullptr, rows, false});
   }
 
   // [rows, num_outputs] in memory of ours, until the next call.
   const float* norm_linear_here(const float* x, int rows, const float* norm, float eps, const LinearWeights& w) {
-    float* out = static_cast<float*>(wide_.reserve(sizeof(float) * rows * w.num_outputs));
+    float* out = static_cast<float*>(qkv_.reserve(sizeof(float) * rows * w.num_outputs));
     norm_linear(x, rows, norm, eps, w, out);
     return out;
   }
 
-  void run_linear(LinearArgs args) {
-    args.scratch = scratch_.reserve(table_->linear_scratch_bytes(*args.weights, args.num_rows));
-    table_->linear(pool_, args);
-  }
-
   ThreadPool pool_;
   const KernelTable* table_ = nullptr;
-  Buffer scratch_, normed_, wide_, inner_;
+  RowRunner rows_;
+  Buffer scratch_, qkv_;
   std::mutex mutex_;  // one caller at a time: the pool and the scratch memory are shared
 };
 

@@ -1,0 +1,96 @@
+// Rows through a matrix, or through a gated MLP, with their norm: which thread does what, and in what memory.
+//
+// Many rows are shared out to the threads in blocks, each of which goes through everything on one thread: no thread waits for
+// another between two steps, and what lies between them stays in the second-level cache. Of few rows, the threads share
+// out the weights instead. Rows are computed alone, so neither changes a bit.
+#pragma once
+#include <vector>
+
+#include "binding.hpp"
+
+namespace octavo {
+
+struct RowWork {
+  const float* x;     // [num_rows, inputs of first]
+  float* out;         // [num_rows, outputs of first, or of second]
+  const float* norm;  // RMS norm of x before; null: none
+  float eps;
+  const LinearWeights *first, *second;  // second: of an MLP, behind the gated activation; null: none
+  int num_rows;
+  bool accumulate;
+};
+
+class RowRunner {
+ public:
+  explicit RowRunner(ThreadPool& pool) : pool_(pool), spaces_(static_cast<size_t>(pool.num_threads())) {}
+
+  void run(const KernelTable& table, const RowWork& work) {
+    if (pool_.num_threads() == 1 || work.num_rows < kRowsToShare) {
+      const int step = work.second ? kBlockRows : work.num_rows;
+      reserve(table, spaces_[0], work, least(step, work.num_rows));
+      for (int first = 0; first < work.num_rows; first += step)
+        run_block(table, pool_, spaces_[0], work, first, least(step, work.num_rows - first));
+      return;
+    }
+    for (Space& space : spaces_) reserve(table, space, work, kBlockRows);
+    Shared shared{this, &table, &work};
+    pool_.run((work.num_rows + kBlockRows - 1) / kBlockRows, run_piece, &shared);
+  }
+
+ private:
+  static constexpr int kBlockRows = 64, kRowsToShare = 2 * kBlockRows;
+
+  struct Space {  // one thread's memory
+    Buffer scratch, normed, wide, inner;
+  };
+  struct Shared {
+    RowRunner* runner;
+    const KernelTable* table;
+    const RowWork* work;
+  };
+
+  static int least(int a, int b) { return a < b ? a : b; }
+
+  static void run_piece(void* context, int index, int thread) {
+    const Shared& shared = *static_cast<const Shared*>(context);
+    const int first = index * kBlockRows, count = least(kBlockRows, shared.work->num_rows - first);
+    run_block(*shared.table, shared.runner->alone_, shared.runner->spaces_[static_cast<size_t>(thread)], *shared.work, first, count);
+  }
+
+  // A piece must not throw, so memory is had before.
+  static void reserve(const KernelTable& table, Space& space, const RowWork& work, int rows) {
+    const size_t count = static_cast<size_t>(rows);
+    size_t scratch = table.linear_scratch_bytes(*work.first, rows);
+    if (work.norm) space.normed.reserve(sizeof(float) * count * work.first->num_inputs);
+    if (work.second) {
+      space.wide.reserve(sizeof(float) * count * work.first->num_outputs);
+      space.inner.reserve(sizeof(float) * count * work.second->num_inputs);
+      const size_t other = table.linear_scratch_bytes(*work.second, rows);
+      if (other > scratch) scratch = other;
+    }
+    space.scratch.reserve(scratch);
+  }
+
+  static void run_block(const KernelTable& table, ThreadPool& pool, Space& space, const RowWork& work, int first, int count) {
+    const LinearWeights &up = *work.first, &last = work.second ? *work.second : up;
+    const float* x = work.x + static_cast<size_t>(first) * up.num_inputs;
+    float* out = work.out + static_cast<size_t>(first) * last.num_outputs;
+    void* scratch = space.scratch.data();
+    if (work.norm) {
+      float* normed = static_cast<float*>(space.normed.data());
+      table.rms_norm(pool, x, work.norm, work.eps, count, up.num_inputs, normed);
+      x = normed;
+    }
+    if (!work.second) return table.linear(pool, {&up, x, out, count, work.accumulate, scratch});
+    float *wide = static_cast<float*>(space.wide.data()), *inner = static_cast<float*>(space.inner.data());
+    table.linear(pool, {&up, x, wide, count, false, scratch});
+    table.silu_mul(pool, wide, count, last.num_inputs, inner);
+    table.linear(pool, {&last, inner, out, count, work.accumulate, scratch});
+  }
+
+  ThreadPool& pool_;
+  ThreadPool alone_{1, 0};  // runs everything on the thread that calls it, any number of them at once
+  std::vector<Space> spaces_;
+};
+
+}  // namespace octavo
