@@ -24,6 +24,7 @@ def dequantised(path: Path) -> PreTrainedModel:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    torch.set_num_threads(1)  # threads that spin for each other stand still on a machine with busy neighbours
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path.parent,
         gguf_file=path.name,
