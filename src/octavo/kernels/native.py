@@ -50,7 +50,8 @@ class NativeOps:
                 f"--instruction-set {instruction_set!r} cannot be had; this machine has: auto, {', '.join(supported)}"
             )
         self._kernels = _start(num_threads or usable_cores(), instruction_set, spin_pauses)
-        # One per layer of a pool; keeps the pool alive as long as these operations.
+        # One per layer of the last pool, which they keep alive.
+        self._pool: U8 | None = None
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
         self._batch: AttentionBatch | None = None  # the last one, and its views by KV group
@@ -183,6 +184,8 @@ class NativeOps:
         key = (id(kv), kv.layer_offset)
         found = self._views.get(key)
         if found is None or found[0] is not kv:
+            if self._pool is not kv.pool:  # another cache: the views of the last one would keep its pool alive
+                self._pool, self._views = kv.pool, {}
             view = _native.make_kv_view(
                 kv.pool,
                 kv.block_bytes,
