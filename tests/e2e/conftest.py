@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel
+
+
+@pytest.fixture(autouse=True)
+def free_memory() -> Iterator[None]:
+    """Engines of tests stand in cycles with what drives them; weights and pools would pile up until a later collection."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
