@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 @pytest.fixture(autouse=True)
 def free_memory() -> Iterator[None]:
-    """Engines of tests stand in cycles with what drives them; weights and pools would pile up until a later collection."""
+    """Engines stand in cycles with what drives them; weights and pools would pile up until a later collection."""
     yield
     gc.collect()
 
