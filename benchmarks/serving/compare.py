@@ -191,6 +191,7 @@ def main() -> None:
     arguments = parser.parse_args()
     workloads = arguments.workload or WORKLOADS
     engines = [make_engine(spec, arguments.model) for spec in [f"octavo={arguments.octavo}", *arguments.peer]]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     roofs = []
     for index in range(arguments.rounds):
         roofs.append(rooflines(arguments.octavo, arguments.model))
@@ -217,7 +218,6 @@ def main() -> None:
             for e in engines
         },
     }
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["medians"], indent=1))
 
