@@ -1,10 +1,11 @@
 """What `GET /v1/kv/mrc` estimates on loads that a real server had, beside what caches of those sizes really hit.
 
-    python benchmarks/micro/live_curve.py MODEL --record FOLDER [--live SCALE ...] [--requests N] [--json PATH]
+    python benchmarks/micro/live_curve.py MODEL --record FOLDER [--live SCALE ...] [--recorded] [--json PATH]
 
 Each load is sent to `octavo serve MODEL --record`: words that are made up, answers of the model. The curve is asked for
 at the end. Then the recording is done again by the engine's scheduler, block manager and radix tree at each size, with
 an executor that takes as long as the recorded steps took; with --live a server of that size has the load once more.
+With --recorded no server is started: recordings of an earlier run are there, and the curve hears their events again.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ WORDS = (
 CLIENTS = 6
 MAX_MODEL_LEN = 640
 ANSWER = 12
+KEPT = ("evicted_blocks", "preemptions", "queries_tokens", "hit_tokens")
 BLOCK_BYTES = 16 * 30 * 2 * 3 * 64 * 2  # of SmolLM2-135M: tokens, layers, K and V, heads, numbers, bytes
 
 
@@ -166,8 +168,26 @@ def live_run(model: str, load: Load, num_blocks: int, *flags: str) -> Figures:
     with serving(model, num_blocks, *flags) as url:
         send(url, load.turns)
         curve, status = ask(f"{url}/v1/kv/mrc"), ask(f"{url}/v1/kv/status")
-    kept = ("evicted_blocks", "preemptions", "queries_tokens", "hit_tokens")
-    return {**curve, "status": {name: status[name] for name in kept}}
+    return {**curve, "status": {name: status[name] for name in KEPT}, "requests": len(load.turns)}
+
+
+def again(recording: Path) -> Figures:
+    """What the server said, from its recording: a curve that hears the same events counts and estimates the same."""
+    lines = read_lines(str(recording), BadLines())
+    replay = RecordingReplay(json.loads(next(lines).text))
+    curve = LiveCurve(replay.core)
+    report = replay.run(lines)
+    if not report.is_same:
+        raise SystemExit(f"{recording}: {report.difference}")
+    found, status = curve.snapshot(), replay.core.status()
+    return {
+        "num_blocks": found.num_blocks,
+        "lookup_blocks": found.lookup_blocks,
+        "hit_rate": found.hit_rate,
+        "curve": [{"blocks": one.blocks, "hit_rate": one.hit_rate} for one in found.estimates],
+        "status": {name: getattr(status, name) for name in KEPT},
+        "requests": report.requests,
+    }
 
 
 def rerun(recording: Path, num_blocks: int) -> float | None:
@@ -184,20 +204,23 @@ def rerun(recording: Path, num_blocks: int) -> float | None:
     return None if report.refused else curve.snapshot().hit_rate
 
 
-def compare(model: str, name: str, load: Load, folder: Path, live_scales: list[float]) -> Figures:
-    recording = folder / f"{name.replace(' ', '_')}.jsonl.gz"
-    found = live_run(model, load, load.num_blocks, "--record", str(recording))
+def compare(model: str, name: str, load: Load, recording: Path, live_scales: list[float] | None) -> Figures:
+    """live_scales None: it is recorded already."""
+    if live_scales is None:
+        found = again(recording)
+    else:
+        found = live_run(model, load, load.num_blocks, "--record", str(recording))
     measured = found["hit_rate"]
     rows = []
     for scale, point in zip(SCALES, found["curve"], strict=True):
         row = {"scale": scale, "blocks": point["blocks"], "estimated": point["hit_rate"]}
         row["rerun"] = rerun(recording, point["blocks"])
-        if scale in live_scales:
+        if scale in (live_scales or ()):
             row["live_rerun"] = live_run(model, load, point["blocks"])["hit_rate"]
         rows.append(row)
     return {
         "about": LOADS[name].__doc__,
-        "requests": len(load.turns),
+        "requests": found["requests"],
         "num_blocks": found["num_blocks"],
         "lookup_blocks": found["lookup_blocks"],
         "measured": measured,
@@ -217,6 +240,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--record", type=Path, required=True, help="the folder for the recordings")
     parser.add_argument("--live", type=float, nargs="*", default=[], help="scales at which a server has the load again")
+    parser.add_argument("--recorded", action="store_true", help="take the recordings that are in the folder")
     parser.add_argument("--requests", type=int, default=300, help="of each load")
     parser.add_argument("--blocks", type=int, default=180, help="of the cache that is recorded")
     parser.add_argument("--loads", nargs="*", choices=LOADS, default=list(LOADS))
@@ -226,7 +250,9 @@ def main() -> None:
     figures = {}
     for name in arguments.loads:
         load = Load(LOADS[name](arguments.requests), arguments.blocks)
-        figures[name] = compare(arguments.model, name, load, arguments.record, arguments.live)
+        recording = arguments.record / f"{name.replace(' ', '_')}.jsonl.gz"
+        live = None if arguments.recorded else arguments.live
+        figures[name] = compare(arguments.model, name, load, recording, live)
         print(json.dumps({name: figures[name]}, indent=1), flush=True)
     about = {
         "machine": platform.processor() or platform.machine(),
