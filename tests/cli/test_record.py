@@ -95,6 +95,22 @@ def test_no_text_is_in_it(recording: Path) -> None:
     assert "Question" not in text
 
 
+def test_text_is_in_it_when_it_is_asked_for(tiny_model: Path, tmp_path: Path, command_line: CommandLine) -> None:
+    path = tmp_path / "run.jsonl"
+    with serving(tiny_model, "--served-model-name", "tiny", "--record", str(path), "--record-text") as (process, lines):
+        assert any("all that is asked and answered as text" in line for line in lines)
+        answer = ask(f"{url_of(lines)}/v1/completions", {**body_of(0), "max_tokens": 8})
+        end(process, signal.SIGTERM)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert any(body_of(0)["prompt"] in line.get("text", "") for line in found if "add" in line)
+    (said,) = [line["text"] for line in found if "answer" in line]
+    assert answer["choices"][0]["text"].strip("\ufffd") in said
+    assert command_line("replay", path, "--mode", "events").code == 0
+    refused = command_line("serve", tiny_model, "--record-text")
+    assert refused.code == 2
+    assert "--record-text goes with --record FILE" in refused.err
+
+
 def test_a_change_is_told(recording: Path, tmp_path: Path, command_line: CommandLine) -> None:
     lines = recording.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if '"event":["evict"' in line)

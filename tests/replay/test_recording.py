@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from octavo.replay.recorder import Recorder
 from octavo.replay.recording import RecordingReplay, RecordingReport, requests_of
 from octavo.replay.token_mask import MAX_TOKEN, TokenMask
 from octavo.testing.checking_executor import CheckingExecutor
-from tests.replay.recorded_load import recorded_run
+from tests.replay.recorded_load import END_TOKEN, KINDS, VOCAB_SIZE, params_of, recorded_run
 
 SOURCES = Path(__file__).parents[2] / "src"
 
@@ -214,6 +216,39 @@ def test_a_recording_holds_no_token_no_text_and_no_name(recording: Path) -> None
     assert "request-" not in text
     adds = [line for line in lines_of(recording) if "add" in line]
     assert all(token > 1000 for line in adds for token in line["prompt"])
+
+
+def test_texts_are_recorded_where_they_are_asked_for(tmp_path: Path) -> None:
+    spec, chance = KVSpec((KVGroupSpec("g", (0,), 1, 16, "bf16"),), 4), random.Random(2)
+    executor = CheckingExecutor(4, vocab_size=VOCAB_SIZE, keep_plans=False)
+    core = EngineCore(Scheduler(SchedulerConfig(6, 24, 96), BlockManager(spec, 30)), executor)
+
+    def decode(ids: Sequence[int]) -> str:
+        return " ".join(str(one) for one in ids)
+
+    path = tmp_path / "run.jsonl"
+    recorder = Recorder(path, core, b"key", clock=lambda: 0.0, about={}, decode=decode)
+    prompts, said = [], {}
+    for number in range(40):
+        prompts.append([chance.randrange(3) for _ in range(chance.randrange(1, 40))])
+        params = params_of(KINDS[number % len(KINDS)], chance)
+        core.add(Request(f"id#{number}", prompts[-1], params, seed=number, eos_token_ids=(END_TOKEN,)))
+    while core.has_work:
+        for output in core.step():
+            tokens = said.setdefault((output.request_id, output.branch), [])
+            tokens += [output.token.token_id] if output.token is not None else []
+            if output.part is not None and output.part.token_ids:
+                tokens[:] = output.part.token_ids
+    recorder.close()
+    lines = lines_of(path)
+    assert [line["text"] for line in lines if "add" in line] == [decode(one) for one in prompts]
+    answers = {(f"id#{line['answer'][1:]}", line["branch"]): line["text"] for line in lines if "answer" in line}
+    assert answers == {which: decode(tokens) for which, tokens in said.items()}
+    assert len(answers) > 50, "branches too"
+    assert core.status().preemptions
+    assert recorder._text is not None
+    assert not recorder._text._drawn, "nothing of a request that ended is kept"
+    assert replayed(path).is_same
 
 
 def test_a_recording_is_a_trace(recording: Path) -> None:

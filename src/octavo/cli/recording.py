@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def recorded(path: Path, opened: OpenModel) -> Iterator[None]:
+def recorded(path: Path, opened: OpenModel, *, with_text: bool = False) -> Iterator[None]:
     """Record until the server has ended. Raises OSError where the file cannot be written."""
     loaded = opened.loaded
     about = {
@@ -29,8 +30,10 @@ def recorded(path: Path, opened: OpenModel) -> Iterator[None]:
         "weights_dtype": loaded.weights_dtype,
         "threads": loaded.num_threads,
     }
-    recorder = Recorder(path, loaded.core, os.urandom(32), time.monotonic, about)
-    click.echo(f"octavo: recording to {path}: masked token ids, no text", err=True)
+    decode = partial(loaded.tokenizer.decode, skip_special_tokens=False) if with_text else None
+    recorder = Recorder(path, loaded.core, os.urandom(32), time.monotonic, about, decode=decode)
+    what = "masked token ids, and all that is asked and answered as text" if with_text else "masked token ids, no text"
+    click.echo(f"octavo: recording to {path}: {what}", err=True)
     try:
         yield
     finally:

@@ -56,6 +56,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
     metavar="FILE",
     help="Record requests (token ids masked, no text) and what the cache does, for `octavo replay`. FILE.gz is packed.",
 )
+@click.option("--record-text", is_flag=True, help="With --record: the texts of prompts and answers as well.")
 @click.option(
     "--executor",
     type=click.Choice(("native", "sim")),
@@ -80,6 +81,7 @@ def serve(
     served_model_names: tuple[str, ...],
     seed: int | None,
     record: Path | None,
+    record_text: bool,
     kv_curve: bool,
     log_level: str,
     **values: Any,
@@ -89,6 +91,8 @@ def serve(
     MODEL is a directory, a .gguf file, an alias such as smollm2, or a hub id.
     """
     check_executor(model, values)
+    if record_text and record is None:
+        raise click.UsageError("--record-text goes with --record FILE; add that, or leave it out")
     values["api_keys"] = (*values["api_keys"], *environment.api_keys())
     server_config, engine_config = config_from(ServerConfig, values), config_from(EngineConfig, values)
     from octavo.cli.loading import check_flags
@@ -109,7 +113,7 @@ def serve(
         else:
             from octavo.cli.recording import recorded
 
-            with recorded(record, opened):
+            with recorded(record, opened, with_text=record_text):
                 report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
     click.echo(goodbye(report), err=True)
     click.echo(memory_line(opened), err=True)

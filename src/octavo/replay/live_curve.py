@@ -112,12 +112,12 @@ class LiveCurve:
         if holding.counted < counted:
             self._lookups += counted - holding.counted
             self._hits += counted - holding.counted
-            for found in known[holding.counted : counted]:
-                self._look_up(found, others, is_hit=True)
-            holding.counted = counted
-        for found in known:
+        for index, found in enumerate(known):
+            if holding.counted <= index < counted:
+                self._look_up(found, others + index, is_hit=True)
             if found is not None:
                 self._idle.remove(found)
+        holding.counted = max(holding.counted, counted)
         holding.blocks += len(table)
 
     def _committed(self, event: events.BlocksCommitted) -> None:
@@ -137,7 +137,7 @@ class LiveCurve:
             if holding.counted <= index < holding.wanted:
                 holding.counted = index + 1
                 self._lookups += 1
-                self._look_up(one, others, is_hit=False)
+                self._look_up(one, others + index, is_hit=False)
             if one is not None:
                 self._idle.remove(one)
             index += 1
@@ -155,7 +155,10 @@ class LiveCurve:
                 del self._holdings[event.request_id]
 
     def _look_up(self, found: int | None, held: int, *, is_hit: bool) -> None:
-        """Count a block of the sample by the size that it fits. `held`: by other requests."""
+        """Count a block of the sample by the size that it fits.
+
+        `held`: by other requests, and the blocks before it of its own text, which need room as well.
+        """
         if found is None or found & _HASH_MASK >= self._threshold:
             return
         self._sampled += 1

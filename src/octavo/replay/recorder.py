@@ -1,7 +1,8 @@
 """Records what comes into a core, and the events that come out of it, so that another process can do it again.
 
-Token ids are masked (`token_mask`), requests numbered, namespaces and texts left out. It is told by the core
-(`Journal`, `Listener`) in the engine's thread; it decides nothing, and a disk that fails ends the recording only.
+Token ids are masked (`token_mask`), requests numbered, namespaces and, unless asked for, texts left out. It is told by
+the core (`Journal`, `Listener`) in the engine's thread; it decides nothing, and a disk that fails ends the recording
+only.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from octavo.core.engine_core import EngineCore
 from octavo.core.request import Request
 from octavo.core.step import Row, SampledToken, StepPlan, StepResult
 from octavo.replay.event_lines import event_line
+from octavo.replay.recorded_text import Decode, RecordedText
 from octavo.replay.token_mask import State, TokenMask
 
 VERSION = 1
@@ -34,9 +36,20 @@ class Recorder:
     """To be made before the core begins, and closed when it has ended."""
 
     def __init__(
-        self, path: Path, core: EngineCore, key: bytes, clock: Callable[[], float], about: dict[str, Any]
+        self,
+        path: Path,
+        core: EngineCore,
+        key: bytes,
+        clock: Callable[[], float],
+        about: dict[str, Any],
+        *,
+        decode: Decode | None = None,
     ) -> None:
-        """Raises OSError where the file cannot be written. A name that ends in .gz is packed."""
+        """decode: makes texts of tokens, to be recorded beside the masked ones; None: no text is.
+
+        Raises OSError where the file cannot be written. A name that ends in .gz is packed.
+        """
+        self._text = None if decode is None else RecordedText(decode)
         self._mask = TokenMask(key)
         self._clock = clock
         self._start_s = clock()
@@ -91,6 +104,7 @@ class Recorder:
                 "end_tokens": len(ends),
                 "namespace": self._mask.name(request.namespace),
                 "priority": request.priority,
+                **({} if self._text is None else {"text": self._text.added(request)}),
             }
         )
 
@@ -116,6 +130,8 @@ class Recorder:
                 token = result.sampled.get(drawing)
                 if token is not None:
                     sampled[self._name(drawing)] = self._token(drawing, states[-1], token)
+                    if self._text is not None:
+                        self._text.drew(self._root(drawing), drawing, token.token_id)
                 if drawing in result.candidates:
                     candidates[self._name(drawing)] = [
                         [self._masked(drawing, states[-1], one.token_id), one.logprob]
@@ -141,8 +157,11 @@ class Recorder:
             self._states[event.child_id] = self._states[event.parent_id][:]
         if not isinstance(event, events.RequestAdded):  # told by `added`, before it has a name
             self._write({"event": event_line(event, self._name)})
-        if isinstance(event, events.RequestFinished) and not event.output.open_branches:
-            self._forget(event.output.request_id)
+        if isinstance(event, events.RequestFinished):
+            if self._text is not None:
+                self._write({"answer": self._name(event.output.request_id), **self._text.ended(event.output)})
+            if not event.output.open_branches:
+                self._forget(event.output.request_id)
 
     # -- texts -----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """What branches of a request save by sharing blocks, on lengths of a trace: samples, and beams of recorded fork trees.
 
 The saving is that of Kwon et al. 2023 (section 6.3): blocks saved by sharing, of the blocks that there would be without
-it, over the time that a request runs. It knows blocks by number only.
+it, in the mean over the time that requests run: each step counts once, so a long answer counts more than a short one.
+It knows blocks by number only.
 """
 
 from __future__ import annotations
@@ -25,33 +26,67 @@ PUBLISHED = {
 class Saving:
     kind: str  # "samples" or "beams"
     branches: int
-    blocks: float  # mean over time and requests, with sharing
+    blocks: float  # of a running request, with sharing: mean over time
     blocks_without: float
     saved_share: float
+    saved_share_by_request: float  # the same where each request counts once, however long it runs
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Blocks, with and without sharing, at times of requests; weighted by steps, and each request alike."""
+
+    held: float = 0.0
+    without: float = 0.0
+    steps: int = 0
+    held_alike: float = 0.0
+    without_alike: float = 0.0
+
+    def add(self, one: Lengths, counted: Sequence[tuple[int, int]]) -> None:
+        """counted: (with sharing, without) at evenly spread steps."""
+        held, without = (sum(column) / len(counted) for column in zip(*counted, strict=True))
+        self.held += held * one.output
+        self.without += without * one.output
+        self.steps += one.output
+        self.held_alike += held
+        self.without_alike += without
+
+    def saving(self, kind: str, branches: int) -> Saving:
+        steps = max(1, self.steps)
+        return Saving(
+            kind,
+            branches,
+            self.held / steps,
+            self.without / steps,
+            1.0 - self.held / self.without if self.without else 0.0,
+            1.0 - self.held_alike / self.without_alike if self.without_alike else 0.0,
+        )
 
 
 def study_samples(load: Sequence[Lengths], branches: int, block_size: int) -> Saving:
     """All branches share the full blocks of the prompt; the block that they part in each copies."""
-    held = without = 0
+    sums = _Sums()
     for one in load:
+        counted = []
         for length in _times(one.output):
             total = -(-(one.prompt + length) // block_size)
             shared = min(one.prompt // block_size, total)
-            held += shared + branches * (total - shared)
-            without += branches * total
-    return _saving("samples", branches, held, without, len(load))
+            counted.append((shared + branches * (total - shared), branches * total))
+        sums.add(one, counted)
+    return sums.saving("samples", branches)
 
 
 def study_beams(load: Sequence[Lengths], trees: Sequence[ForkTree], block_size: int) -> Saving:
     """trees: of one width; requests take them in turn."""
     width = trees[0].width
-    held = without = 0
+    sums = _Sums()
     for number, one in enumerate(load):
-        tree = trees[number % len(trees)]
+        tree, counted = trees[number % len(trees)], []
         for length in _times(one.output):
-            held += beam_blocks(tree, one.prompt, length, block_size)
-            without += width * -(-(one.prompt + length) // block_size)
-    return _saving("beams", width, held, without, len(load))
+            held = beam_blocks(tree, one.prompt, length, block_size)
+            counted.append((held, width * -(-(one.prompt + length) // block_size)))
+        sums.add(one, counted)
+    return sums.saving("beams", width)
 
 
 def beam_blocks(tree: ForkTree, prompt: int, length: int, block_size: int) -> int:
@@ -76,10 +111,6 @@ def beam_blocks(tree: ForkTree, prompt: int, length: int, block_size: int) -> in
 
 
 def _times(output: int) -> list[int]:
+    """Steps in the middle of as many equal parts of an answer."""
     count = min(_POINTS, output)
-    return [1 + (output - 1) * at // max(1, count - 1) for at in range(count)]
-
-
-def _saving(kind: str, branches: int, held: int, without: int, requests: int) -> Saving:
-    points = max(1, requests * _POINTS)
-    return Saving(kind, branches, held / points, without / points, 1.0 - held / without if without else 0.0)
+    return [1 + (2 * at + 1) * output // (2 * count) if count < output else 1 + at for at in range(count)]
