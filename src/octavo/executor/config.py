@@ -76,4 +76,4 @@ def lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value != "auto" and value not in choices:
-        raise ConfigError(f"{name} is {value!r}; it must be auto, {' or '.join(choices)}")
+        raise ConfigError(f"{name} is {value!r}; it must be one of auto, {', '.join(choices)}")
