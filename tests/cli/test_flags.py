@@ -150,7 +150,7 @@ def test_a_value_that_cannot_be_read_is_named() -> None:
 
 
 def test_a_config_that_cannot_be_had_names_the_flag() -> None:
-    with pytest.raises(Exception, match=r"^--kv-cache-dtype is 'fp8'; it must be auto, f32 or bf16"):
+    with pytest.raises(Exception, match=r"^--kv-cache-dtype is 'fp8'; it must be one of auto, f32, bf16"):
         config_from(ExecutorConfig, {"kv_cache_dtype": "fp8"})
     with pytest.raises(Exception, match=r"^--block-size is 24; .* 16 "):
         config_from(ExecutorConfig, {"block_size": 24})
