@@ -11,7 +11,9 @@ from tests.cli.conftest import CommandLine
 
 
 def test_generate(gemma3_path: Path, command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "resolve", lambda reference, **_: {"gemma3-270m": gemma3_path}[reference])
+    monkeypatch.setattr(
+        hub, "resolve", lambda reference, **_: gemma3_path if reference == "gemma3-270m" else Path(reference)
+    )
     arguments = ("-p", "The capital of France is", "--max-tokens", "12", "--temperature", "0", "--max-model-len", "600")
     ended = command_line("generate", "gemma3-270m", *arguments)
     assert ended.code == 0, ended.err
