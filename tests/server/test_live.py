@@ -23,7 +23,14 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError
 from octavo.server.config import ServerConfig
 from octavo.server.run import HttpServer, ServeReport, bind_socket
-from tests.engine.engine_case import FailingExecutor, GatedExecutor, SayingExecutor, checking_executor, new_engine
+from tests.engine.engine_case import (
+    FailingExecutor,
+    GatedExecutor,
+    PacedExecutor,
+    SayingExecutor,
+    checking_executor,
+    new_engine,
+)
 from tests.server.http_case import events_of, model_info, run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -183,7 +190,7 @@ def test_shutdown_lets_a_running_stream_end_and_refuses_new_ones(tokenizer: Toke
 
 def test_shutdown_aborts_what_does_not_end_in_time_and_says_why(tokenizer: Tokenizer) -> None:
     async def work() -> None:
-        executor = GatedExecutor(checking_executor())
+        executor = GatedExecutor(PacedExecutor(checking_executor(), 0.01))
         async with live(tokenizer, executor) as served:
             streamed = asyncio.ensure_future(served.http.post("/v1/completions", json={**LONG, "stream": True}))
             whole = asyncio.ensure_future(served.http.post("/v1/completions", json=LONG))
