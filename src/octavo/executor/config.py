@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
+from octavo.models.packed_size import auto_weights_dtype
 
 WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
 KV_CACHE_DTYPES = tuple(FORMAT_BYTES)
-EXACT_IN_INT8 = ("q8_0", "q4_0", "q4_1")  # what int8 holds without rounding it again
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
 
@@ -46,11 +46,7 @@ def resolve_weights_dtype(asked: str, model_dtype: str) -> str:
 
     auto is f32 for f32, int8 for what int8 holds exactly (then only activations are rounded: 0.003 nats), else bf16.
     """
-    if asked != "auto":
-        return asked
-    if model_dtype in EXACT_IN_INT8:
-        return "int8"
-    return "f32" if model_dtype == "f32" else "bf16"
+    return auto_weights_dtype(model_dtype) if asked == "auto" else asked
 
 
 def resolve_kv_format(asked: str, model_dtype: str) -> str:

@@ -14,14 +14,13 @@ import numpy as np
 
 from octavo.errors import ConfigError, ModelError
 from octavo.kernels.ops import Ops
-from octavo.kernels.weight_groups import BLOCK_BYTES
 from octavo.models.config import ModelConfig
 from octavo.models.families import config_from_gguf, config_from_json, family_of
 from octavo.models.family import CausalLM
 from octavo.models.generation import GenerationDefaults, generation_from_directory, generation_from_gguf
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
-from octavo.models.packed_size import bits_of, packed_bytes
+from octavo.models.packed_size import auto_weights_dtype, bits_of, packed_bytes
 from octavo.models.packing import WeightSource, dtype_of, pack_parts
 from octavo.models.parts import Parts, check_tensors, part_shape, without_prefix
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
@@ -101,11 +100,7 @@ def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
     """One of WEIGHTS_DTYPES; auto keeps f32 as f32, blocks that int8 holds exactly as int8, and the rest as bf16."""
     if weights_dtype not in WEIGHTS_DTYPES:
         raise ConfigError(f"--weights-dtype {weights_dtype!r} is not one of {', '.join(WEIGHTS_DTYPES)}")
-    if weights_dtype == "auto":
-        if config.dtype in BLOCK_BYTES:
-            return "int8"
-        return "f32" if config.dtype == "f32" else "bf16"
-    return weights_dtype
+    return auto_weights_dtype(config.dtype) if weights_dtype == "auto" else weights_dtype
 
 
 def _open_directory(directory: Path) -> ModelSource:
