@@ -25,10 +25,11 @@ struct LinearWeights {
 struct LinearArgs {
   const LinearWeights* weights;
   const float* x;  // [num_rows, num_inputs]
-  float* out;      // [num_rows, num_outputs]
+  float* out;      // [num_rows, num_outputs], or half as many where gated
   int num_rows;
   bool accumulate;
   void* scratch;   // linear_scratch_bytes(weights, num_rows) bytes, 64-byte aligned
+  bool gated;      // out = silu_mul of what the first half of the outputs would be and the second; where linear_gates says so
 };
 
 struct RotateArgs {
@@ -106,6 +107,7 @@ struct KernelTable {
   const char* name;
   size_t (*linear_scratch_bytes)(const LinearWeights&, int num_rows);
   void (*linear)(ThreadPool&, const LinearArgs&);
+  bool (*linear_gates)(const LinearWeights&, int num_rows);
   void (*embedding)(ThreadPool&, const LinearWeights&, const int32_t* token_ids, int num_rows, float* out);
   void (*rms_norm)(ThreadPool&, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
   void (*silu_mul)(ThreadPool&, const float* gate_up, int num_rows, int width, float* out);

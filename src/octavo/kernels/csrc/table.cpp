@@ -7,7 +7,7 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 extern const KernelTable kTable;
-const KernelTable kTable = {OCTAVO_STRING(OCTAVO_ISA), linear_scratch_bytes, linear,     embedding,
+const KernelTable kTable = {OCTAVO_STRING(OCTAVO_ISA), linear_scratch_bytes, linear,     linear_gates, embedding,
                             rms_norm,                  silu_mul,             layer_norm, activation,
                             gated_activation,          softmax,              soft_cap,   rotate,
                             rope_write,                attention_scratch_bytes, paged_attention,
