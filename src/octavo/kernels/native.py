@@ -41,7 +41,7 @@ class NativeOps:
     pause is about 25 ns).
     """
 
-    def __init__(self, num_threads: int = 0, instruction_set: str = "auto", spin_pauses: int = 200) -> None:
+    def __init__(self, num_threads: int = 0, instruction_set: str = "auto", spin_pauses: int = 400) -> None:
         if not 0 <= num_threads <= 1024:
             raise ConfigError(f"--threads is {num_threads}; it must be 0 (one per core) to 1024")
         supported = supported_instruction_sets()

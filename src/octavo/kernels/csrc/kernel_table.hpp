@@ -117,6 +117,7 @@ struct KernelTable {
   void (*softmax)(ThreadPool&, const float* x, int num_rows, int width, float* out);
   void (*soft_cap)(ThreadPool&, const float* x, float cap, int num_rows, int width, float* out);
   void (*rotate)(ThreadPool&, const RotateArgs&);
+  void (*ask_for_slots)(ThreadPool&, const RopeWriteArgs&);  // fetches what rope_write will write to
   void (*rope_write)(ThreadPool&, const RopeWriteArgs&);
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*paged_attention)(ThreadPool&, const AttentionArgs&);

@@ -169,6 +169,8 @@ class Kernels {
     table_->rope_write(pool_, args);
   }
 
+  static constexpr int kRowsToAskFor = 64;  // of more, many write to the same lines
+
   void attention_input(const CF2& x, const CF1& norm, float eps, const Linear& qkv, BatchView& batch, const CF2& cos, const CF2& sin,
                        const KVView& kv, const F3& out_q, const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm) {
     require(x.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
@@ -177,6 +179,7 @@ class Kernels {
     require(static_cast<size_t>(qkv.weights.num_outputs) == qkv_width(args), "qkv must give (heads + 2 * kv heads) * head_dim numbers");
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
+    if (args.num_tokens <= kRowsToAskFor) table_->ask_for_slots(pool_, args);
     args.qkv = norm_linear_here(x.data(), static_cast<int>(x.shape(0)), norm.data(), eps, qkv.weights);
     table_->rope_write(pool_, args);
   }
