@@ -359,8 +359,8 @@ def test_the_same_answers_through_the_engine_for_asyncio(tiny: Path, llm: LLM) -
 def test_the_plan_is_the_allocation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[KVStorage] = []
 
-    def keep(*arguments: Any) -> KVStorage:
-        made.append(KVStorage(*arguments))
+    def keep(*arguments: Any, **options: Any) -> KVStorage:
+        made.append(KVStorage(*arguments, **options))
         return made[-1]
 
     monkeypatch.setattr("octavo.llm.KVStorage", keep)

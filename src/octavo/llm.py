@@ -30,7 +30,8 @@ from octavo.engine.open_request import OpenRequest
 from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
-from octavo.executor.config import ExecutorConfig, lost_precision, resolve_kv_format, resolve_weights_dtype
+from octavo.executor.config import ExecutorConfig, lost_precision, resolve_weights_dtype
+from octavo.executor.kv_setting import KVSetting, kv_setting
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.memory import available_memory_bytes, check_before_loading, resident_bytes, usable_cores
 from octavo.executor.memory_plan import MemoryAccount, account
@@ -40,7 +41,7 @@ from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
 from octavo.models.config import check_context
 from octavo.models.hub import check_runnable, resolve
-from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
+from octavo.models.loader import ModelSource, load_model, open_model
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Prompt = str | Sequence[int]
@@ -94,6 +95,7 @@ class LoadedModel:
     num_threads: int
     scheduler_config: SchedulerConfig
     memory: MemoryAccount
+    kv_setting: KVSetting
 
     @property
     def max_model_len(self) -> int:
@@ -106,7 +108,7 @@ class LoadedModel:
     @property
     def degraded(self) -> tuple[str, ...]:
         lost_chat = () if self.chat_error is None else (f"there are completions but no chat: {self.chat_error}",)
-        return (*self.plan.degraded, *lost_chat, *self.memory.differences())
+        return (*self.plan.degraded, *self.kv_setting.degraded, *lost_chat, *self.memory.differences())
 
 
 def load(
@@ -124,20 +126,18 @@ def load(
     """
     options, config, base_bytes = scheduler or SchedulerOptions(), executor or ExecutorConfig(), resident_bytes()
     check_runnable(model)
-    source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
-    if options.max_model_len is not None:
-        check_context(source.config, options.max_model_len)
+    source = _open(resolve(model, cache_dir=cache_dir, progress=progress), options)
+    setting = kv_setting(config, source, source.config.dtype)
     weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
     check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
-    tokenizer = _open_tokenizer(source.tokenizer_source)
+    tokenizer = Tokenizer.from_source(source.tokenizer_source)
     template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
-    kv_format = resolve_kv_format(config.kv_cache_dtype, source.config.dtype)
     causal_lm = load_model(source, ops, weights_dtype, progress)
-    spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
+    spec = KVSpec(causal_lm.kv_groups(setting.kv_format), config.block_size)
     plan = _plan(source, spec, options, config)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    storage = KVStorage(spec, plan.num_blocks)
+    storage = KVStorage(spec, plan.num_blocks, scales=setting.scales)
     scheduler_config = options.config(options.max_model_len or source.config.max_position_embeddings)
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
@@ -153,19 +153,20 @@ def load(
         default_sampling=source.generation.sampling,
         plan=plan,
         weights_dtype=weights_dtype,
-        kv_cache_dtype=kv_format,
+        kv_cache_dtype=setting.kv_format,
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, (storage, causal_lm)),
+        kv_setting=setting,
     )
 
 
-def _open_tokenizer(source: TokenizerSource) -> Tokenizer:
-    if source.directory is not None:
-        return Tokenizer.from_directory(source.directory)
-    assert source.gguf_metadata is not None
-    return Tokenizer.from_gguf_metadata(source.gguf_metadata)
+def _open(path: Path, options: SchedulerOptions) -> ModelSource:
+    source = open_model(path)
+    if options.max_model_len is not None:
+        check_context(source.config, options.max_model_len)
+    return source
 
 
 def _open_template(

@@ -24,6 +24,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
 from octavo.core.streaming import StreamingLLM
 from octavo.executor.batch import is_sampled, num_scored
+from octavo.executor.kv_scales import KVScales
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
@@ -125,9 +126,10 @@ class Engine:
         block_size: int = 16,
         num_blocks: int = 64,
         config: SchedulerConfig | None = None,
+        scales: KVScales | None = None,
     ) -> None:
         self.spec = KVSpec(model.kv_groups(kv_format), block_size)
-        self.storage = KVStorage(self.spec, num_blocks, fill_with_nan=True)
+        self.storage = KVStorage(self.spec, num_blocks, scales=scales, fill_with_nan=True)
         self.config = config or SchedulerConfig(max_num_seqs=32)
         self.blocks = BlockManager(self.spec, num_blocks)
         self.scheduler = Scheduler(self.config, self.blocks, vocab_size=model.config.vocab_size)

@@ -11,6 +11,7 @@ from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.certify.calibration import CalibrationAsk, calibrate
 from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.request import Request
@@ -55,6 +56,15 @@ def test_every_case_on_every_other_kv_format(wide: Path, kv_format: str) -> None
     ops = NativeOps(2)
     model = load_model(open_model(wide), ops, "int8")
     cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, **settings), BASE)
+
+
+@pytest.mark.parametrize("scheme", ["head", "channel"])
+@pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e5m2"])
+def test_every_case_with_calibrated_scales(wide: Path, kv_format: str, scheme: str) -> None:
+    ops = NativeOps(2)
+    model = load_model(open_model(wide), ops, "int8")
+    scales = calibrate(model, BASE, CalibrationAsk(kv_format, scheme, "", ""))
+    cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, scales=scales, **settings), BASE)
 
 
 @pytest.mark.parametrize("block_size", [32, 48])

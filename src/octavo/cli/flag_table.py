@@ -84,6 +84,11 @@ FLAGS: dict[str, Flag] = {
         "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8 or k8v4. auto is the model's own; else bf16.",
         "DTYPE",
     ),
+    "kv_cache_scales": Flag(
+        "Calibrated scales of an fp8 cache, of `octavo calibrate`; none runs uncalibrated. [default: the file beside "
+        "the model]",
+        "FILE",
+    ),
     "kv_cache_memory": Flag(
         "Size of the KV cache: 512MiB, 2GB, ... [default: half of the memory left after the weights, at most 4 GiB]",
         "BYTES",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import click
 
+from octavo.cli.calibrate import calibrate
 from octavo.cli.calibrate_cost import calibrate_cost
 from octavo.cli.chat import chat
 from octavo.cli.convert import convert
@@ -61,6 +62,7 @@ for _command in (
     generate,
     convert,
     plan,
+    calibrate,
     replay,
     calibrate_cost,
     explain,

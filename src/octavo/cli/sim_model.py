@@ -18,6 +18,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError
+from octavo.executor.kv_setting import KVSetting
 from octavo.executor.memory_plan import MemoryAccount, MemoryPlan
 from octavo.executor.plan import CachePlan
 from octavo.llm import LoadedModel
@@ -76,6 +77,7 @@ def open_simulated(model: str | None, flags: ModelFlags, values: dict[str, Any])
         num_threads=0,
         scheduler_config=scheduler,
         memory=_nothing(),
+        kv_setting=KVSetting(kv_format),
     )
     return OpenModel(shape.name, loaded)
 

@@ -10,6 +10,8 @@ from octavo.models.packed_size import auto_weights_dtype
 
 WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
 KV_CACHE_DTYPES = tuple(FORMAT_BYTES)
+SCALED_FORMATS = ("fp8_e4m3", "fp8_e5m2")  # KV formats that want calibrated scales
+SCALE_SCHEMES = ("head", "channel")  # for what there is one scale
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
 
@@ -20,6 +22,7 @@ class ExecutorConfig:
 
     weights_dtype: str = "auto"  # auto (see `resolve_weights_dtype`), f32, bf16, int8 or int4
     kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is f16 or quantised) or one of KV_CACHE_DTYPES
+    kv_cache_scales: str | None = None  # of an fp8 cache: a file, or none (uncalibrated); None: the file by the model
     kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
     block_size: int = 16  # tokens; a multiple of 16, at most 256
     threads: int = 0  # 0: one per core that this process may use
@@ -57,10 +60,8 @@ def resolve_kv_format(asked: str, model_dtype: str) -> str:
 
 
 def lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]:
-    """What `auto` cannot give to a model in f16, and formats that would be better with scales."""
-    found = []
-    if config.kv_cache_dtype.startswith("fp8"):
-        found.append(f"kv_cache_dtype {config.kv_cache_dtype} is not calibrated: its scale is 1 for every head")
+    """What `auto` cannot give to a model in f16."""
+    found: list[str] = []
     if model_dtype != "f16":
         return tuple(found)
     if config.weights_dtype == "auto":
