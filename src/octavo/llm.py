@@ -17,6 +17,7 @@ from typing import Any
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
+from octavo.core.kv_groups import format_words
 from octavo.core.kv_spec import KVSpec
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
@@ -33,6 +34,7 @@ from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, 
 from octavo.executor.config import ExecutorConfig, lost_precision, resolve_weights_dtype
 from octavo.executor.kv_setting import KVSetting, kv_setting
 from octavo.executor.kv_storage import KVStorage
+from octavo.executor.layer_formats import cache_spec, skipped_formats
 from octavo.executor.memory import available_memory_bytes, check_before_loading, resident_bytes, usable_cores
 from octavo.executor.memory_plan import MemoryAccount, account
 from octavo.executor.model_executor import ModelExecutor
@@ -128,13 +130,14 @@ def load(
     check_runnable(model)
     source = _open(resolve(model, cache_dir=cache_dir, progress=progress), options)
     setting = kv_setting(config, source, source.config.dtype)
+    skipped_formats(config, source.config.dtype, source.config.num_layers)  # refuses what is not there
     weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
     check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
     tokenizer = Tokenizer.from_source(source.tokenizer_source)
     template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
     causal_lm = load_model(source, ops, weights_dtype, progress)
-    spec = KVSpec(causal_lm.kv_groups(setting.kv_format), config.block_size)
+    spec = cache_spec(causal_lm, config)
     plan = _plan(source, spec, options, config)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
     storage = KVStorage(spec, plan.num_blocks, scales=setting.scales)
@@ -153,7 +156,7 @@ def load(
         default_sampling=source.generation.sampling,
         plan=plan,
         weights_dtype=weights_dtype,
-        kv_cache_dtype=setting.kv_format,
+        kv_cache_dtype=format_words(spec.groups),
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,

@@ -188,8 +188,9 @@ def test_other_scales_are_other_blocks() -> None:
     settings += [KVSetting("fp8_e4m3", make_scales(seed=seed)) for seed in range(3)]
     settings.append(KVSetting("fp8_e4m3", make_scales(scheme="head")))
     roots = {
-        BlockKeyChain(model_digest=MODEL, kv_format=one.key_name, block_size=16).root("tenant") for one in settings
+        BlockKeyChain(model_digest=MODEL, kv_format=one.key_name(one.kv_format), block_size=16).root("tenant")
+        for one in settings
     }
     assert len(roots) == len(settings)
     again = KVSetting("fp8_e4m3", replace(make_scales(), octavo_version="9", file_name="elsewhere"))
-    assert again.key_name == KVSetting("fp8_e4m3", make_scales()).key_name
+    assert again.key_name("fp8_e4m3") == KVSetting("fp8_e4m3", make_scales()).key_name("fp8_e4m3")

@@ -38,10 +38,12 @@ class KVSetting:
     def is_uncalibrated(self) -> bool:
         return self.kv_format in SCALED_FORMATS and self.scales is None
 
-    @property
-    def key_name(self) -> str:
-        """The format as a field of block keys: other scales are another format (`core.block_key`)."""
-        return self.kv_format if self.scales is None else f"{self.kv_format}, scales {self.scales.digest}"
+    def key_name(self, formats: str) -> str:
+        """The KV format as a field of block keys: with other scales it is another one.
+
+        formats: of the layers, as `core.kv_groups.format_words` names them.
+        """
+        return formats if self.scales is None else f"{formats}, scales {self.scales.digest}"
 
     @property
     def degraded(self) -> tuple[str, ...]:
