@@ -32,7 +32,7 @@ from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
 from octavo.executor.config import ExecutorConfig, lost_precision, resolve_weights_dtype
-from octavo.executor.kv_setting import KVSetting, kv_setting
+from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.layer_formats import cache_spec, skipped_formats
 from octavo.executor.memory import available_memory_bytes, check_before_loading, resident_bytes, usable_cores
@@ -42,7 +42,7 @@ from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
 from octavo.models.config import check_context
-from octavo.models.hub import check_runnable, resolve
+from octavo.models.hub import check_runnable, default_cache_dir, resolve
 from octavo.models.loader import ModelSource, load_model, open_model
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -110,7 +110,7 @@ class LoadedModel:
     @property
     def degraded(self) -> tuple[str, ...]:
         lost_chat = () if self.chat_error is None else (f"there are completions but no chat: {self.chat_error}",)
-        return (*self.plan.degraded, *self.kv_setting.degraded, *lost_chat, *self.memory.differences())
+        return (*self.plan.degraded, *lost_chat, *self.memory.differences())
 
 
 def load(
@@ -128,20 +128,20 @@ def load(
     """
     options, config, base_bytes = scheduler or SchedulerOptions(), executor or ExecutorConfig(), resident_bytes()
     check_runnable(model)
-    source = _open(resolve(model, cache_dir=cache_dir, progress=progress), options)
-    setting = kv_setting(config, source, source.config.dtype)
-    skipped_formats(config, source.config.dtype, source.config.num_layers)  # refuses what is not there
+    source = _open(resolve(model, cache_dir=cache_dir, progress=progress), options, config)
     weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
     check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
+    running = Running(ops, weights_dtype, options.max_model_len, cache_dir or default_cache_dir())
+    setting, longest = kv_setting(config, source, running), source.config.max_position_embeddings
     tokenizer = Tokenizer.from_source(source.tokenizer_source)
     template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
     causal_lm = load_model(source, ops, weights_dtype, progress)
-    spec = cache_spec(causal_lm, config)
-    plan = _plan(source, spec, options, config)
+    spec = cache_spec(causal_lm, setting.config(config))
+    plan = _plan(source, spec, options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
     storage = KVStorage(spec, plan.num_blocks, scales=setting.scales)
-    scheduler_config = options.config(options.max_model_len or source.config.max_position_embeddings)
+    scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
@@ -165,8 +165,10 @@ def load(
     )
 
 
-def _open(path: Path, options: SchedulerOptions) -> ModelSource:
+def _open(path: Path, options: SchedulerOptions, config: ExecutorConfig) -> ModelSource:
+    """Raises ConfigError for a context or a layer that the model does not have."""
     source = open_model(path)
+    skipped_formats(config, source.config.dtype, source.config.num_layers)
     if options.max_model_len is not None:
         check_context(source.config, options.max_model_len)
     return source
@@ -189,7 +191,9 @@ def _open_template(
         return None, str(error)
 
 
-def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
+def _plan(
+    source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig, setting: KVSetting
+) -> CachePlan:
     """Call it once the weights are loaded: what is available then is what is left for the cache."""
     keep = parse_policy(options.kv_policy)
     if keep is not None and spec.why_all_are_kept is not None:
@@ -199,12 +203,13 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         budget_bytes=config.kv_cache_memory,
         available_bytes=available_memory_bytes(),
         asked_model_len=options.max_model_len,
-        longest_context=source.config.max_position_embeddings,
+        longest_context=setting.longest_context(source.config.max_position_embeddings),
         step_tokens=options.max_num_batched_tokens,
         most_slots=None if keep is None else keep.plan(spec.block_size).capacity,
         degraded=(
             *([] if keep is None else [keep.loss(spec.block_size)]),
             *lost_precision(config, source.config.dtype),
+            *setting.degraded(source.config.max_position_embeddings, options.max_model_len),
         ),
     )
 

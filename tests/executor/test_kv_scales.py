@@ -18,8 +18,9 @@ from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.errors import ConfigError
 from octavo.executor.config import ExecutorConfig
 from octavo.executor.kv_scales import KVScales, default_scales_path, read_scales, write_scales
-from octavo.executor.kv_setting import KVSetting, kv_setting
+from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
+from octavo.kernels.reference import ReferenceOps
 
 MODEL = "a" * 64
 CURE = r"octavo calibrate MODEL --text FILE --format fp8_e4m3"
@@ -152,34 +153,35 @@ def test_layers_in_another_format_have_no_scales() -> None:
 
 class _Model:
     digest = MODEL
+    stored_dtype = "bf16"
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
 
 def test_scales_are_found_beside_the_model_or_asked_for_by_name(tmp_path: Path) -> None:
-    model = _Model(tmp_path)
+    model, running = _Model(tmp_path), Running(ReferenceOps(), "bf16", None, tmp_path)
     wanted = ExecutorConfig(kv_cache_dtype="fp8_e4m3")
     with pytest.raises(ConfigError, match=CURE + ".*, or run uncalibrated with --kv-cache-scales none"):
-        kv_setting(wanted, model, "bf16")
-    plain = kv_setting(replace(wanted, kv_cache_scales="none"), model, "bf16")
+        kv_setting(wanted, model, running)
+    plain = kv_setting(replace(wanted, kv_cache_scales="none"), model, running)
     assert plain.scales is None
-    (told,) = plain.degraded
+    (told,) = plain.degraded(2048, None)
     assert told.startswith("kv_cache_dtype fp8_e4m3 is not calibrated, as --kv-cache-scales none asks")
     assert plain.as_object()["scales"] == "none"
     write_scales(default_scales_path(tmp_path, "fp8_e4m3"), make_scales())
-    found = kv_setting(wanted, model, "bf16")
-    assert found.degraded == ()
+    found = kv_setting(wanted, model, running)
+    assert found.degraded(2048, None) == ()
     assert found.scales is not None
     assert "kv-scales.fp8_e4m3.safetensors (by channel, digest " in found.words()
     elsewhere = tmp_path / "others"
     write_scales(elsewhere, make_scales(seed=1))
-    other = kv_setting(replace(wanted, kv_cache_scales=str(elsewhere)), model, "bf16")
+    other = kv_setting(replace(wanted, kv_cache_scales=str(elsewhere)), model, running)
     assert other.scales is not None
     assert other.scales.digest != found.scales.digest
     with pytest.raises(ConfigError, match="goes with fp8_e4m3 and fp8_e5m2, and the KV cache is in bf16"):
-        kv_setting(ExecutorConfig(kv_cache_scales="none"), model, "bf16")
-    assert kv_setting(ExecutorConfig(), model, "bf16") == KVSetting("bf16")
+        kv_setting(ExecutorConfig(kv_cache_scales="none"), model, running)
+    assert kv_setting(ExecutorConfig(), model, running) == KVSetting("bf16")
 
 
 def test_other_scales_are_other_blocks() -> None:

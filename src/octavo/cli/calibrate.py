@@ -11,7 +11,7 @@ from octavo.cli.flags import config_from, flags_of
 from octavo.cli.model_flags import model_argument
 from octavo.executor.config import SCALE_SCHEMES, SCALED_FORMATS, ExecutorConfig
 
-_NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "kv_cache_memory", "block_size")
+_NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certificate", "kv_cache_memory", "block_size")
 
 
 @click.command()

@@ -94,8 +94,12 @@ FLAGS: dict[str, Flag] = {
         "DTYPE",
     ),
     "kv_cache_dtype": Flag(
-        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8 or k8v4. auto is the model's own; bf16 if quantised.",
+        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8, k8v4 or certified. auto is the model's own; bf16 "
+        "if quantised. certified is what `octavo certify` chose.",
         "DTYPE",
+    ),
+    "certificate": Flag(
+        "What --kv-cache-dtype certified goes by. [default: the newest of `octavo certify` that matches]", "FILE"
     ),
     "kv_cache_skip_layers": Flag(
         "Layers whose K and V stay as auto would have them: 0-3,7.",

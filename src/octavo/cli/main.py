@@ -16,6 +16,7 @@ import click
 
 from octavo.cli.calibrate import calibrate
 from octavo.cli.calibrate_cost import calibrate_cost
+from octavo.cli.certify import certify
 from octavo.cli.chat import chat
 from octavo.cli.convert import convert
 from octavo.cli.doctor import doctor
@@ -63,6 +64,7 @@ for _command in (
     convert,
     plan,
     calibrate,
+    certify,
     replay,
     calibrate_cost,
     explain,

@@ -9,7 +9,8 @@ from octavo.errors import ConfigError
 from octavo.models.packed_size import auto_weights_dtype
 
 WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
-KV_CACHE_DTYPES = tuple(FORMAT_BYTES)
+CERTIFIED = "certified"  # the smallest setting of a certificate
+KV_CACHE_DTYPES = (*FORMAT_BYTES, CERTIFIED)
 SCALED_FORMATS = ("fp8_e4m3", "fp8_e5m2")  # KV formats that want calibrated scales
 SCALE_SCHEMES = ("head", "channel")  # for what there is one scale
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
@@ -24,6 +25,7 @@ class ExecutorConfig:
     kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is quantised) or one of KV_CACHE_DTYPES
     kv_cache_skip_layers: tuple[int, ...] = ()  # indices of layers whose K and V are kept as auto would have them
     kv_cache_scales: str | None = None  # of an fp8 cache: a file, or none (uncalibrated); None: the file by the model
+    certificate: str | None = None  # the file that kv_cache_dtype certified goes by; None: the newest that matches
     kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
     block_size: int = 16  # tokens; a multiple of 16, at most 256
     threads: int = 0  # 0: one per core that this process may use
