@@ -1,7 +1,7 @@
 """How far each KV format moves a model's answers from those with an f32 cache, and what it finds in long prompts.
 
     python benchmarks/quality/kv_formats.py MODEL --text NAME=FILE... [--task NAME=FILE...] --out PATH
-        [--tokens 20000] [--weights-dtype f32] [--max-model-len 8192] [--prompts 12] [--records 20] [--formats int8,int4]
+        [--tokens 20000] [--weights-dtype f32] [--max-model-len 8192] [--prompts 12] [--records 20] [--formats NAMES]
 
 A text is measured as `octavo certify` does it: every path, the whole vocabulary. fp8 is measured with scales by head
 and by channel, calibrated on what follows in the text, and with the scale 1. A task is a file of prompts, one JSON

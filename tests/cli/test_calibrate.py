@@ -37,7 +37,7 @@ def test_refused_without_scales_then_calibrated_then_used(command_line: CommandL
     assert "--kv-cache-scales none" in refused.err
     by_name = command_line(*generate, *FP8, "--kv-cache-scales", "none")
     assert by_name.code == 0, by_name.err
-    made = command_line("calibrate", model, "--text", text, "--tokens", "200", "--scheme", "channel")
+    made = command_line("calibrate", model, "--threads", "1", "--text", text, "--tokens", "200", "--scheme", "channel")
     assert made.code == 0, made.err
     assert "calibrated fp8_e4m3 by channel on 200 tokens: 3 layers" in made.out
     assert (model / "kv-scales.fp8_e4m3.safetensors").exists()
@@ -52,7 +52,7 @@ def test_a_server_says_which_scales_it_uses(command_line: CommandLine, model: Pa
     packed = text.with_suffix(".gz")
     packed.write_bytes(gzip.compress(text.read_bytes()))
     elsewhere = text.with_suffix(".scales")
-    assert command_line("calibrate", model, "--text", packed, "--output", elsewhere).code == 0
+    assert command_line("calibrate", model, "--threads", "1", "--text", packed, "--output", elsewhere).code == 0
     with serving(model, *FP8, "--kv-cache-scales", str(elsewhere)) as (_, lines):
         assert "KV cache fp8_e4m3 with the scales of text.scales (by head, digest " in lines[0]
         status = ask(f"{url_of(lines)}/v1/kv/status")
@@ -71,7 +71,7 @@ def test_scales_of_another_model_and_stale_ones_are_refused(
     command_line: CommandLine, model: Path, text: Path, tmp_path: Path
 ) -> None:
     other = make_tiny_model(tmp_path / "other", "qwen2")
-    assert command_line("calibrate", other, "--text", text).code == 0
+    assert command_line("calibrate", other, "--threads", "1", "--text", text).code == 0
     foreign = other / "kv-scales.fp8_e4m3.safetensors"
     refused = command_line("generate", model, "-p", "x", *FP8, "--kv-cache-scales", foreign)
     assert refused.code == 1
@@ -83,15 +83,15 @@ def test_scales_of_another_model_and_stale_ones_are_refused(
 
 def test_wrong_asks(command_line: CommandLine, model: Path, text: Path, tmp_path: Path) -> None:
     assert command_line("calibrate", model).code == 2
-    assert command_line("calibrate", model, "--text", text, "--format", "int8").code == 2
+    assert command_line("calibrate", model, "--threads", "1", "--text", text, "--format", "int8").code == 2
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00\x9f" * 10)
-    assert "is not UTF-8 text" in command_line("calibrate", model, "--text", binary).err
+    assert "is not UTF-8 text" in command_line("calibrate", model, "--threads", "1", "--text", binary).err
     broken = tmp_path / "broken.gz"
     broken.write_bytes(gzip.compress(b"a text " * 100)[:20])
-    assert "cannot be read" in command_line("calibrate", model, "--text", broken).err
+    assert "cannot be read" in command_line("calibrate", model, "--threads", "1", "--text", broken).err
     empty = tmp_path / "empty"
     empty.write_text("")
-    assert "has 0 tokens" in command_line("calibrate", model, "--text", empty).err
-    nowhere = command_line("calibrate", model, "--text", text, "--output", tmp_path / "no" / "where")
+    assert "has 0 tokens" in command_line("calibrate", model, "--threads", "1", "--text", empty).err
+    nowhere = command_line("calibrate", model, "--threads", "1", "--text", text, "--output", tmp_path / "no" / "where")
     assert "cannot be written" in nowhere.err

@@ -16,6 +16,7 @@ from tests.cli.conftest import CommandLine
 from tests.cli.test_serve import ask, serving, url_of
 from tests.models.tiny_models import make_tiny_model
 
+ONE = ("--threads", "1")
 KEYS = {"model_digest", "text_digest", "reference", "rows", "chosen"}
 ROW_KEYS = {
     "format", "bytes_per_token", "kl_mean", "kl_p99", "top1", "perplexity", "needle_recall", "tokens_per_s", "paths",
@@ -45,7 +46,7 @@ def test_from_the_text_to_the_server(command_line: CommandLine, model: Path, tex
     before = command_line("generate", model, "-p", "x", "--kv-cache-dtype", "certified")
     assert before.code == 1
     assert "make one with `octavo certify MODEL --text FILE`" in before.err
-    made = command_line("certify", model, "--text", text, "--tokens", "400", "--json")
+    made = command_line("certify", model, *ONE, "--text", text, "--tokens", "400", "--json")
     assert made.code == 0, made.err
     report = json.loads(made.out)
     assert set(report) >= KEYS
@@ -75,7 +76,7 @@ def test_nothing_within_the_limits_is_said_format_by_format(
 ) -> None:
     plot = tmp_path / "plot.png"
     made = command_line(
-        "certify", model, "--text", text, "--tokens", "300", "--max-kl", "1e-12", "--formats", "bf16,int8",
+        "certify", model, *ONE, "--text", text, "--tokens", "300", "--max-kl", "1e-12", "--formats", "bf16,int8",
         "--plot", plot,
     )  # fmt: skip
     assert made.code == 0, made.err
@@ -90,10 +91,10 @@ def test_nothing_within_the_limits_is_said_format_by_format(
 
 def test_a_mix_of_layers_is_found_and_used(command_line: CommandLine, model: Path, text: Path) -> None:
     """k8v4 keeps the limit where some layers are left out, and no other format is measured."""
-    alone = command_line("certify", model, "--text", text, "--formats", "k8v4", "--no-mixes", "--json")
+    alone = command_line("certify", model, *ONE, "--text", text, "--formats", "k8v4", "--no-mixes", "--json")
     kl = json.loads(alone.out)["rows"][0]["kl_mean"]
     limits = ("--max-kl", str(kl * 0.9), "--min-top1", "0")
-    made = command_line("certify", model, "--text", text, "--formats", "k8v4", *limits, "--json")
+    made = command_line("certify", model, *ONE, "--text", text, "--formats", "k8v4", *limits, "--json")
     assert made.code == 0, made.err
     report = json.loads(made.out)
     assert not report["rows"][0]["certified"]
@@ -120,19 +121,19 @@ def test_a_folder_that_cannot_be_written_has_its_certificate_in_the_cache(
         write(path, data)
 
     monkeypatch.setattr(certificate, "write_whole", refuse)
-    made = command_line("certify", model, "--text", text, "--tokens", "200", "--formats", "int8")
+    made = command_line("certify", model, *ONE, "--text", text, "--tokens", "200", "--formats", "int8")
     assert made.code == 0, made.err
     assert str(cache / "certificates" / "model") in made.err
     used = command_line("generate", model, "-p", "x", "--max-tokens", "2", "--kv-cache-dtype", "certified")
     assert used.code == 0, used.err
-    named = command_line("certify", model, "--text", text, "--tokens", "200", "--output", model / "x")
+    named = command_line("certify", model, *ONE, "--text", text, "--tokens", "200", "--output", model / "x")
     assert "cannot be written" in named.err
     assert "give --output FILE" in named.err
     assert stat.S_ISDIR(cache.stat().st_mode)
 
 
 def test_wrong_asks(command_line: CommandLine, model: Path, text: Path, tmp_path: Path) -> None:
-    base = ("certify", model, "--text", text)
+    base = ("certify", model, *ONE, "--text", text)
     assert command_line("certify", model).code == 2
     assert "'int3' is none of bf16" in command_line(*base, "--formats", "int3").err
     assert "max_kl is -1.0" in command_line(*base, "--max-kl", "-1").err

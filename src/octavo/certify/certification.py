@@ -13,11 +13,13 @@ from octavo.certify.measure import PathResult, measure
 from octavo.certify.mixes import Search, find_mixes
 from octavo.certify.needles import Encode, make_questions, needle_recall
 from octavo.certify.paths import Path, paths_of
+from octavo.certify.probe import pool_bytes
 from octavo.certify.setting import REFERENCE, Setting
 from octavo.certify.speed import decode_tokens_per_s
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, MemoryBudgetError
 from octavo.executor.config import SCALED_FORMATS, resolve_kv_format
 from octavo.executor.kv_scales import KVScales
+from octavo.executor.memory import available_memory_bytes
 from octavo.kernels.ops import Ops
 from octavo.models.family import CausalLM
 
@@ -84,6 +86,7 @@ class _Bench:
 
     def run(self) -> Certification:
         settings, left_out = self._settings()
+        self._check_memory([self._reference, *settings])
         reference, *rows = self._rows([self._reference, *settings], None)
         if self._ask.search_mixes:
             rows += self._mixed_rows(rows, reference)
@@ -91,12 +94,25 @@ class _Bench:
         chosen = min(certified, key=lambda row: row.setting.bytes_per_token, default=None)
         return Certification(reference, tuple(rows), left_out, chosen)
 
+    def _check_memory(self, settings: Sequence[Setting]) -> None:
+        """All settings of a path have their caches at once. Raises MemoryBudgetError."""
+        available = available_memory_bytes()
+        for path in self._paths:
+            needed = sum(pool_bytes(setting.spec, path.config) for setting in settings)
+            if needed > available:
+                raise MemoryBudgetError(
+                    f"{len(settings)} caches of the path {path.name} need {needed} bytes, and {available} are there; "
+                    "measure fewer --formats at once, or a shorter --max-model-len"
+                )
+
     def _settings(self) -> tuple[list[Setting], dict[str, str]]:
         found, left_out = [], {}
         for kv_format in self._ask.formats:
             scales = self._ask.scales.get(kv_format)
             if kv_format in SCALED_FORMATS and scales is None:
-                left_out[kv_format] = "it wants calibrated scales (octavo calibrate)"
+                has_latents = any(group.kind != "pair" for group in self._reference.spec.groups)
+                why = "latents are stored without scales" if has_latents else "it wants scales (octavo calibrate)"
+                left_out[kv_format] = why
                 continue
             try:
                 found.append(Setting.of(self._model, kv_format, scales))
@@ -106,10 +122,9 @@ class _Bench:
 
     def _rows(self, settings: Sequence[Setting], reference: Row | None) -> list[Row]:
         """The first setting is the reference, unless its row is there."""
-        names = ", ".join(setting.name for setting in settings)
-        self._say(f"measuring {names} on {len(self._ask.token_ids)} tokens")
+        self._say(f"measuring {', '.join(setting.name for setting in settings)}")
         run = settings if reference is None else [self._reference, *settings]
-        measured = self._measure(run, self._paths)[len(run) - len(settings) :]
+        measured = measure(self._model, self._ops, run, self._paths, self._say_path)[len(run) - len(settings) :]
         found: list[Row] = []
         of_reference = None if reference is None else reference.needle_recall
         for setting, paths in zip(settings, measured, strict=True):
@@ -120,8 +135,8 @@ class _Bench:
             found.append(Row(setting, paths, recall, speed, broken))
         return found
 
-    def _measure(self, settings: Sequence[Setting], paths: Sequence[Path]) -> list[Mapping[str, PathResult]]:
-        return measure(self._model, self._ops, settings, paths)
+    def _say_path(self, path: Path) -> None:
+        self._say(f"  {path.name}: {path.num_tokens} tokens with each")
 
     def _mixed_rows(self, rows: Sequence[Row], reference: Row) -> list[Row]:
         """Mixes of formats that are not certified, where they would be smaller than what is."""
@@ -143,7 +158,8 @@ class _Bench:
         self._say(f"looking for the layers that {setting.kv_format} is too coarse for")
 
         def on_sample(settings: Sequence[Setting]) -> list[PathResult]:
-            return [one["cold"] for one in self._measure([self._reference, *settings], self._sample)[1:]]
+            measured = measure(self._model, self._ops, [self._reference, *settings], self._sample)
+            return [one["cold"] for one in measured[1:]]
 
         return find_mixes(
             Search(

@@ -18,7 +18,7 @@ from octavo.certify.setting import Setting
 from octavo.kernels.ops import Ops
 from octavo.models.family import CausalLM
 
-Progress = Callable[[int], None]  # tokens that were run since the last call
+OnPath = Callable[[Path], None]  # called before each path
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,17 @@ _COMPARED = frozenset(f"piece {index}" for index in range(COMPARED_PIECES))
 
 
 def measure(
-    model: CausalLM, ops: Ops, settings: Sequence[Setting], paths: Sequence[Path], progress: Progress = lambda _: None
+    model: CausalLM, ops: Ops, settings: Sequence[Setting], paths: Sequence[Path], on_path: OnPath = lambda _: None
 ) -> list[Mapping[str, PathResult]]:
     """Of each setting its result on each path, by name. The first setting is the reference; the first path is cold."""
     runners = [_Runner(setting) for setting in settings]
     for path in paths:
+        on_path(path)
         for runner in runners:
             runner.tally, runner.is_same = Tally(), True
             runner.probe = Probe(model, ops, runner.setting.spec, path.config, runner.setting.scales)
         for texts in path.rounds:
             _run_round(runners, path.name, texts)
-            progress(sum(len(text.token_ids) for text in texts) * len(runners))
         for runner in runners:
             assert runner.probe is not None
             cached = sum(runner.probe.cached_tokens.values())

@@ -41,6 +41,16 @@ class Heard:
 Listener = Callable[[list[Heard]], None]
 
 
+def pool_bytes(spec: KVSpec, config: SchedulerConfig) -> int:
+    """What a probe's cache takes."""
+    return spec.pool_bytes(_num_blocks(spec, config))
+
+
+def _num_blocks(spec: KVSpec, config: SchedulerConfig) -> int:
+    each = spec.blocks_for_tokens(config.max_model_len, config.max_num_batched_tokens) + len(spec.groups)
+    return each * config.max_num_seqs
+
+
 class _Tap:
     """A model that also gives the logits that nobody would have asked for. Owned by its probe."""
 
@@ -77,8 +87,7 @@ class Probe:
         self, model: CausalLM, ops: Ops, spec: KVSpec, config: SchedulerConfig, scales: KVScales | None = None
     ) -> None:
         """The pool holds `max_num_seqs` texts of `max_model_len`: nobody is preempted."""
-        each = spec.blocks_for_tokens(config.max_model_len, config.max_num_batched_tokens) + len(spec.groups)
-        num_blocks = each * config.max_num_seqs
+        num_blocks = _num_blocks(spec, config)
         self._tap = _Tap(model)
         scheduler = Scheduler(config, BlockManager(spec, num_blocks), vocab_size=model.config.vocab_size)
         self._inner = ModelExecutor(self._tap, ops, KVStorage(spec, num_blocks, scales=scales))
