@@ -50,14 +50,15 @@ def read(path: Path) -> str:
     return gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
 
 
-def settings_of(model: CausalLM, formats: Sequence[str], calibration: Sequence[int]) -> Named:
+def settings_of(model: CausalLM, formats: Sequence[str], schemes: str, calibration: Sequence[int]) -> Named:
     found: Named = [(REFERENCE, Setting.of(model, REFERENCE))]
     for name in formats:
         if name not in SCALED_FORMATS:
             found.append((name, Setting.of(model, name)))
             continue
-        found.append((f"{name}, uncalibrated", Setting.of(model, name)))
-        for scheme in SCALE_SCHEMES:
+        if "none" in schemes.split(","):
+            found.append((f"{name}, uncalibrated", Setting.of(model, name)))
+        for scheme in [one for one in SCALE_SCHEMES if one in schemes.split(",")]:
             scales = calibrate(model, calibration, CalibrationAsk(name, scheme, "", ""))
             found.append((f"{name}, calibrated by {scheme}", Setting.of(model, name, scales)))
     return found
@@ -162,6 +163,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=20)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--weights-dtype", default="f32")
+    parser.add_argument("--schemes", default="none,head,channel", help="of fp8: what there is a scale for")
     parser.add_argument("--formats", default=",".join(name for name in FORMAT_BYTES if name != REFERENCE))
     return parser.parse_args()
 
@@ -178,7 +180,7 @@ def main() -> None:
         name, _, path = one.partition("=")
         every = tokenizer.encode(read(Path(path)), add_special_tokens=False)
         ids, calibration = every[: args.tokens], every[args.tokens :][:CALIBRATION_TOKENS]
-        named = settings_of(model, args.formats.split(","), calibration or ids)
+        named = settings_of(model, args.formats.split(","), args.schemes, calibration or ids)
         print(f"{name}, {len(ids)} tokens", flush=True)
         started = time.perf_counter()
         rows = rows_of_text(model, ops, named, ids, longest)
@@ -192,7 +194,7 @@ def main() -> None:
         prompts = list(prompts_of(Path(path), args.prompts, args.records))
         if not named:
             first = [one for prompt, _ in prompts for one in tokenizer.encode(prompt, add_special_tokens=False)]
-            named = settings_of(model, args.formats.split(","), first[:CALIBRATION_TOKENS])
+            named = settings_of(model, args.formats.split(","), args.schemes, first[:CALIBRATION_TOKENS])
         report["tasks"].append({"task": name, **rows_of_task(model, ops, tokenizer, named, prompts, longest)})
         args.out.write_text(json.dumps(report, indent=1) + "\n")
 

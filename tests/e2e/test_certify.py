@@ -19,11 +19,11 @@ def test_int8_on_the_default_weights(smollm2_path: Path) -> None:
     tokenizer = Tokenizer.from_source(source.tokenizer_source)
     model = load_model(source, ops, "int8")
     ask = Ask(
-        token_ids=tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False)[:300],
+        token_ids=tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False)[:200],
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         formats=("bf16", "int8", "fp8_e4m3"),
         limits=Limits(min_top1=0.9),
-        max_model_len=301,
+        max_model_len=201,
         scales={},
         clock=iter(range(1_000_000)).__next__,
     )

@@ -38,5 +38,9 @@ class Setting:
 
     @property
     def bytes_per_token(self) -> int:
-        """Of all layers, what fills blocks up to one size included: what the pool gives up for a token."""
-        return sum(group.bytes_per_token + group.padding_bytes_per_token for group in self.spec.groups)
+        """Of all layers, what fills blocks up to one size included: what the pool gives up for a token of a long text.
+
+        A block that a text fills and gives up again ("tail") does not count.
+        """
+        lasting = [group for group in self.spec.groups if group.kind != "tail"]
+        return sum(group.bytes_per_token + group.padding_bytes_per_token for group in lasting)

@@ -12,7 +12,8 @@ from hashlib import sha256
 
 import numpy as np
 
-from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.core.kv_groups import LayerGeometry, build_groups
+from octavo.core.kv_spec import KVSpec
 from octavo.executor.kv_storage import KVStorage
 from octavo.kernels.ops import F32, AttentionBatch, AttentionProjection, Ops, RopeTable
 
@@ -38,9 +39,10 @@ def _numbers(seed: int, *shape: int) -> F32:
 
 
 def _layer(ops: Ops, weights_dtype: str, kv_format: str) -> list[F32]:
-    storage = KVStorage(KVSpec((KVGroupSpec("full", (0,), _KV_HEADS, _DIM, kv_format),), 16), 2)
+    groups = build_groups([LayerGeometry(_KV_HEADS, _DIM, kv_format)])
+    storage = KVStorage(KVSpec(groups, 16), 2 * len(groups))
     (kv,) = storage.layers
-    tables = np.array([[[0, 1]]], np.int32)
+    tables = np.arange(2 * len(groups), dtype=np.int32).reshape(len(groups), 1, 2)
     angles = _numbers(1, 32, _DIM // 2)
     rope = RopeTable(angles, np.sqrt(1 - angles * angles))
     qkv = ops.pack_linear(_numbers(2, (_HEADS + 2 * _KV_HEADS) * _DIM, _HIDDEN), None, weights_dtype)
