@@ -359,8 +359,8 @@ def test_the_same_answers_through_the_engine_for_asyncio(tiny: Path, llm: LLM) -
 def test_the_plan_is_the_allocation(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[KVStorage] = []
 
-    def keep(*arguments: Any) -> KVStorage:
-        made.append(KVStorage(*arguments))
+    def keep(*arguments: Any, **options: Any) -> KVStorage:
+        made.append(KVStorage(*arguments, **options))
         return made[-1]
 
     monkeypatch.setattr("octavo.llm.KVStorage", keep)
@@ -442,12 +442,33 @@ def test_a_model_with_a_window_has_its_whole_context(tmp_path: Path) -> None:
 def test_f16_models_say_what_they_lose(tmp_path: Path) -> None:
     directory = str(make_tiny_model(tmp_path, "llama2", dtype="f16"))
     lost = octavo.load(directory, executor=ExecutorConfig(kv_cache_memory=1 << 20))
-    assert (lost.weights_dtype, lost.kv_cache_dtype) == ("bf16", "bf16")
-    assert [line.split()[0] for line in lost.degraded] == ["weights_dtype", "kv_cache_dtype"]
+    assert (lost.weights_dtype, lost.kv_cache_dtype) == ("bf16", "f16")
+    assert [line.split()[0] for line in lost.degraded] == ["weights_dtype"]
     kept = octavo.load(
         directory, executor=ExecutorConfig(weights_dtype="f32", kv_cache_dtype="f32", kv_cache_memory=2 << 20)
     )
     assert kept.degraded == ()
+
+
+def test_layers_can_be_left_out_of_the_kv_format(tiny: Path) -> None:
+    """Every layer left out is no format at all; some, and the status says which."""
+    options: dict[str, Any] = {"kv_cache_memory": 64 * BLOCK_BYTES, "threads": 1}
+    plain = one(LLM(str(tiny), **options), TEXTS[0])
+    whole = LLM(str(tiny), kv_cache_dtype="int8", kv_cache_skip_layers=(0, 1, 2), **options)
+    assert whole.model.kv_cache_dtype == "f32"
+    assert one(whole, TEXTS[0]).token_ids == plain.token_ids
+    mixed = LLM(str(tiny), kv_cache_dtype="int8", kv_cache_skip_layers=(1,), **options)
+    assert mixed.model.kv_cache_dtype == "int8 (f32 in layers 1)"
+    spec = mixed.model.plan.spec
+    assert {(group.kv_format, group.layer_indices) for group in spec.groups} == {("int8", (0, 2)), ("f32", (1,))}
+    assert spec.padding_bytes_per_block > 0
+    assert mixed.model.memory.kv_allocated_bytes == mixed.model.plan.kv_bytes
+    assert "padding" in str(mixed.model.plan)
+    one(mixed, TEXTS[0])
+    with pytest.raises(ConfigError, match=r"names layer 3; this model's layers go from 0 to 2"):
+        LLM(str(tiny), kv_cache_dtype="int8", kv_cache_skip_layers=(3,))
+    with pytest.raises(ConfigError, match="counted from 0"):
+        ExecutorConfig(kv_cache_skip_layers=(-1,))
 
 
 def test_another_chat_template_can_be_given(tiny: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
+from octavo.core.kv_groups import format_words
 from octavo.core.kv_spec import KVSpec
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
@@ -30,8 +31,10 @@ from octavo.engine.open_request import OpenRequest
 from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
-from octavo.executor.config import ExecutorConfig, lost_precision, resolve_kv_format, resolve_weights_dtype
+from octavo.executor.config import ExecutorConfig, lost_precision, resolve_weights_dtype
+from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
+from octavo.executor.layer_formats import cache_spec, skipped_formats
 from octavo.executor.memory import available_memory_bytes, check_before_loading, resident_bytes, usable_cores
 from octavo.executor.memory_plan import MemoryAccount, account
 from octavo.executor.model_executor import ModelExecutor
@@ -39,8 +42,8 @@ from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
 from octavo.models.config import check_context
-from octavo.models.hub import check_runnable, resolve
-from octavo.models.loader import ModelSource, TokenizerSource, load_model, open_model
+from octavo.models.hub import check_runnable, default_cache_dir, resolve
+from octavo.models.loader import ModelSource, load_model, open_model
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Prompt = str | Sequence[int]
@@ -94,6 +97,7 @@ class LoadedModel:
     num_threads: int
     scheduler_config: SchedulerConfig
     memory: MemoryAccount
+    kv_setting: KVSetting
 
     @property
     def max_model_len(self) -> int:
@@ -124,21 +128,20 @@ def load(
     """
     options, config, base_bytes = scheduler or SchedulerOptions(), executor or ExecutorConfig(), resident_bytes()
     check_runnable(model)
-    source = open_model(resolve(model, cache_dir=cache_dir, progress=progress))
-    if options.max_model_len is not None:
-        check_context(source.config, options.max_model_len)
+    source = _open(resolve(model, cache_dir=cache_dir, progress=progress), options, config)
     weights_dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
     check_before_loading(source.weights_bytes(weights_dtype), config.kv_cache_memory, available_memory_bytes())
     ops = NativeOps(config.threads or usable_cores(), config.instruction_set)
-    tokenizer = _open_tokenizer(source.tokenizer_source)
+    running = Running(ops, weights_dtype, options.max_model_len, cache_dir or default_cache_dir())
+    setting, longest = kv_setting(config, source, running), source.config.max_position_embeddings
+    tokenizer = Tokenizer.from_source(source.tokenizer_source)
     template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
-    kv_format = resolve_kv_format(config.kv_cache_dtype, source.config.dtype)
     causal_lm = load_model(source, ops, weights_dtype, progress)
-    spec = KVSpec(causal_lm.kv_groups(kv_format), config.block_size)
-    plan = _plan(source, spec, options, config)
+    spec = cache_spec(causal_lm, setting.config(config))
+    plan = _plan(source, spec, options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    storage = KVStorage(spec, plan.num_blocks)
-    scheduler_config = options.config(options.max_model_len or source.config.max_position_embeddings)
+    storage = KVStorage(spec, plan.num_blocks, scales=setting.scales)
+    scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     return LoadedModel(
@@ -153,19 +156,22 @@ def load(
         default_sampling=source.generation.sampling,
         plan=plan,
         weights_dtype=weights_dtype,
-        kv_cache_dtype=kv_format,
+        kv_cache_dtype=format_words(spec.groups),
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, (storage, causal_lm)),
+        kv_setting=setting,
     )
 
 
-def _open_tokenizer(source: TokenizerSource) -> Tokenizer:
-    if source.directory is not None:
-        return Tokenizer.from_directory(source.directory)
-    assert source.gguf_metadata is not None
-    return Tokenizer.from_gguf_metadata(source.gguf_metadata)
+def _open(path: Path, options: SchedulerOptions, config: ExecutorConfig) -> ModelSource:
+    """Raises ConfigError for a context or a layer that the model does not have."""
+    source = open_model(path)
+    skipped_formats(config, source.config.dtype, source.config.num_layers)
+    if options.max_model_len is not None:
+        check_context(source.config, options.max_model_len)
+    return source
 
 
 def _open_template(
@@ -185,7 +191,9 @@ def _open_template(
         return None, str(error)
 
 
-def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig) -> CachePlan:
+def _plan(
+    source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: ExecutorConfig, setting: KVSetting
+) -> CachePlan:
     """Call it once the weights are loaded: what is available then is what is left for the cache."""
     keep = parse_policy(options.kv_policy)
     if keep is not None and spec.why_all_are_kept is not None:
@@ -195,12 +203,13 @@ def _plan(source: ModelSource, spec: KVSpec, options: SchedulerOptions, config: 
         budget_bytes=config.kv_cache_memory,
         available_bytes=available_memory_bytes(),
         asked_model_len=options.max_model_len,
-        longest_context=source.config.max_position_embeddings,
+        longest_context=setting.longest_context(source.config.max_position_embeddings),
         step_tokens=options.max_num_batched_tokens,
         most_slots=None if keep is None else keep.plan(spec.block_size).capacity,
         degraded=(
             *([] if keep is None else [keep.loss(spec.block_size)]),
             *lost_precision(config, source.config.dtype),
+            *setting.degraded(source.config.max_position_embeddings, options.max_model_len),
         ),
     )
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.cli.chat import OF_SEVERAL_ANSWERS, chat
-from octavo.cli.flag_table import FLAGS, NOT_FLAGS
+from octavo.cli.flag_table import FLAGS, NOT_FLAGS, parse_layers
 from octavo.cli.flags import config_from, flag_fields, flags_of
 from octavo.cli.generate import generate
 from octavo.cli.main import octavo, run
@@ -154,6 +154,26 @@ def test_a_config_that_cannot_be_had_names_the_flag() -> None:
         config_from(ExecutorConfig, {"kv_cache_dtype": "fp8"})
     with pytest.raises(Exception, match=r"^--block-size is 24; .* 16 "):
         config_from(ExecutorConfig, {"block_size": 24})
+
+
+def test_layers_are_numbers_and_ranges() -> None:
+    assert parse_layers("0-3,7") == (0, 1, 2, 3, 7)
+    assert parse_layers("7, 2,2-3") == (2, 3, 7)
+    for wrong in ("", "a", "3-1", "-1", "1-", "0,,2", "1000000"):
+        with pytest.raises(ValueError, match="write 0-3,7"):
+            parse_layers(wrong)
+    made: list[ExecutorConfig] = []
+
+    @click.command()
+    @flags_of(ExecutorConfig)
+    def command(**values: Any) -> None:
+        made.append(config_from(ExecutorConfig, values))
+
+    done = CliRunner().invoke(command, ["--kv-cache-dtype-skip-layers", "0-1,28"])
+    assert (done.exit_code, made[0].kv_cache_skip_layers) == (0, (0, 1, 28))
+    done = CliRunner().invoke(command, ["--kv-cache-dtype-skip-layers", "first"])
+    assert done.exit_code == 2
+    assert "'first' is no layer and no range of layers" in done.output
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.cli.main import octavo, run
+from octavo.core.kv_groups import LayerGeometry, build_groups
+from octavo.core.kv_spec import KVSpec
 
 KEYS = (
     "model attention parameters weights_bytes kv_bytes_per_token kv_bytes_per_block kv_groups kv_bytes context batch "
@@ -98,6 +100,18 @@ def test_formulas_come_with_json_too() -> None:
     assert found["formulas"]["kv_bytes_per_token"].endswith("= 524288")
     assert set(found["formulas"]) <= set(found)
     assert "formulas" not in planned("llama-2-7b")
+
+
+def test_layers_can_be_left_out_of_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes of a token, and of blocks, as the engine would have them."""
+    found = planned("smollm2", "--kv-cache-dtype", "int8", "--kv-cache-dtype-skip-layers", "0-1,29")
+    groups = build_groups([LayerGeometry(3, 64, "bf16" if index in (0, 1, 29) else "int8") for index in range(30)])
+    spec = KVSpec(groups, 16)
+    assert found["kv_bytes_per_token"] == spec.bytes_per_token
+    assert found["kv_bytes_per_block"] == spec.bytes_per_block
+    assert {(group["kv_format"], group["num_layers"]) for group in found["kv_groups"]} == {("bf16", 3), ("int8", 27)}
+    told = refused(capsys, "smollm2", "--kv-cache-dtype-skip-layers", "30")
+    assert "names layer 30; this model's layers go from 0 to 29" in told
 
 
 def test_the_context_has_the_name_that_other_engines_give_it() -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.core.kv_groups import MAX_GROWING_PADDING, MAX_WINDOW_PADDING, LayerGeometry, build_groups
+from octavo.core.kv_groups import (
+    MAX_GROWING_PADDING,
+    MAX_WINDOW_PADDING,
+    LayerGeometry,
+    build_groups,
+    format_words,
+    layers_of,
+    with_formats,
+)
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.errors import ConfigError
 
@@ -112,3 +122,24 @@ def test_layers_of_one_shape_need_little_padding(full: int, window: int) -> None
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one layer"):
         build_groups([])
+
+
+@given(
+    st.lists(GEOMETRIES, min_size=1, max_size=12), st.dictionaries(st.integers(0, 11), st.sampled_from(["int8", "f16"]))
+)
+@settings(max_examples=200, deadline=None)
+def test_some_layers_in_another_format(layers: list[LayerGeometry], formats: dict[int, str]) -> None:
+    """Each layer as it was, but for its format; blocks of all groups have the same number of bytes, padding and all."""
+    groups = with_formats(build_groups(layers), formats)
+    wanted = [replace(layer, kv_format=formats.get(index, layer.kv_format)) for index, layer in enumerate(layers)]
+    assert layers_of(groups) == wanted
+    spec = KVSpec(groups, 16)
+    assert spec.bytes_per_block * len(groups) == 16 * spec.bytes_per_token + spec.padding_bytes_per_block
+
+
+def test_formats_have_one_name_together() -> None:
+    groups = build_groups([LayerGeometry(3, 64, "int8")] * 9)
+    assert format_words(groups) == "int8"
+    assert format_words(with_formats(groups, dict.fromkeys((0, 1, 2, 7), "bf16"))) == "int8 (bf16 in layers 0-2,7)"
+    assert format_words(with_formats(groups, {0: "f32", 4: "bf16"})) == "int8 (bf16 in layers 4, f32 in layers 0)"
+    assert format_words(with_formats(groups, dict.fromkeys(range(9), "f16"))) == "f16"

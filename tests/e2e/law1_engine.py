@@ -8,7 +8,7 @@ and every block that is about to be copied to: a read of a slot that was never w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
+from octavo.core.kv_groups import with_formats
 from octavo.core.kv_spec import KVSpec
 from octavo.core.request import Request
 from octavo.core.request_output import RequestOutput
@@ -24,6 +25,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
 from octavo.core.streaming import StreamingLLM
 from octavo.executor.batch import is_sampled, num_scored
+from octavo.executor.kv_scales import KVScales
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
@@ -125,9 +127,11 @@ class Engine:
         block_size: int = 16,
         num_blocks: int = 64,
         config: SchedulerConfig | None = None,
+        formats: Mapping[int, str] | None = None,  # of layers that have another one
+        scales: KVScales | None = None,
     ) -> None:
-        self.spec = KVSpec(model.kv_groups(kv_format), block_size)
-        self.storage = KVStorage(self.spec, num_blocks, fill_with_nan=True)
+        self.spec = KVSpec(with_formats(model.kv_groups(kv_format), formats or {}), block_size)
+        self.storage = KVStorage(self.spec, num_blocks, scales=scales, fill_with_nan=True)
         self.config = config or SchedulerConfig(max_num_seqs=32)
         self.blocks = BlockManager(self.spec, num_blocks)
         self.scheduler = Scheduler(self.config, self.blocks, vocab_size=model.config.vocab_size)

@@ -11,6 +11,7 @@ from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.certify.calibration import CalibrationAsk, calibrate
 from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.request import Request
@@ -18,6 +19,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.models.loader import CausalLM, load_model, open_model
 from tests.e2e import law1_cases as cases
+from tests.e2e import law1_families as families
 from tests.e2e.law1_engine import Answer, Engine, assert_same, assert_same_start
 from tests.models.tiny_models import make_tiny_model
 
@@ -55,6 +57,24 @@ def test_every_case_on_every_other_kv_format(wide: Path, kv_format: str) -> None
     ops = NativeOps(2)
     model = load_model(open_model(wide), ops, "int8")
     cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, **settings), BASE)
+
+
+@pytest.mark.parametrize("scheme", ["head", "channel"])
+@pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e5m2"])
+def test_every_case_with_calibrated_scales(wide: Path, kv_format: str, scheme: str) -> None:
+    ops = NativeOps(2)
+    model = load_model(open_model(wide), ops, "int8")
+    scales = calibrate(model, BASE, CalibrationAsk(kv_format, scheme, "", ""))
+    cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, scales=scales, **settings), BASE)
+
+
+def test_every_case_with_some_layers_in_another_format(wide: Path) -> None:
+    ops = NativeOps(2)
+    model = load_model(open_model(wide), ops, "int8")
+    settings = {"formats": {1: "bf16"}, "num_blocks": 128}
+    families.gauntlet(
+        lambda **more: Engine(model, ops, "int8", **{**settings, **more}), BASE, offsets=range(13, 99, 17)
+    )
 
 
 @pytest.mark.parametrize("block_size", [32, 48])

@@ -35,7 +35,7 @@ def test_a_field_that_cannot_be_had_is_refused(fields: dict[str, Any], parts: tu
     [
         ("f32", "f32", "f32"),
         ("bf16", "bf16", "bf16"),
-        ("f16", "bf16", "bf16"),
+        ("f16", "bf16", "f16"),
         ("q4_1", "int8", "bf16"),
         ("q4_k", "bf16", "bf16"),
     ],

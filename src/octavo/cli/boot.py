@@ -25,7 +25,7 @@ def boot_lines(opened: OpenModel) -> list[str]:
     threads = f"{loaded.num_threads} thread{'s' if loaded.num_threads != 1 else ''}"
     lines = [
         f"octavo: {opened.name}, weights {loaded.weights_dtype} ({format_bytes(loaded.weights_bytes)}), "
-        f"KV cache {loaded.kv_cache_dtype}, {loaded.instruction_set}, {threads}",
+        f"KV cache {loaded.kv_cache_dtype}{loaded.kv_setting.words()}, {loaded.instruction_set}, {threads}",
         str(loaded.plan),
     ]
     if not loaded.scheduler_config.enable_kv_cache:

@@ -61,12 +61,13 @@ def convert(model: str, kv_heads: int, output: Path, text_file: Path | None, tex
     """
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.sample_text import SAMPLE_TEXT
+    from octavo.engine.tokenizer import Tokenizer
     from octavo.models.convert import check_kv_heads, pool_kv_heads
     from octavo.models.loader import open_model
 
     source = open_model(resolve_model(model))
     config = check_kv_heads(source, kv_heads)
-    tokenizer = _tokenizer(source)
+    tokenizer = Tokenizer.from_source(source.tokenizer_source)
     text = SAMPLE_TEXT if text_file is None else text_file.read_text()
     token_ids = tokenizer.encode(text)[: min(text_tokens, config.max_position_embeddings)]
     if len(token_ids) < 2:
@@ -77,16 +78,6 @@ def convert(model: str, kv_heads: int, output: Path, text_file: Path | None, tex
     click.echo(f"saved in {output}: {saved.num_bytes} bytes of {saved.dtype} weights", err=True)
     before, after = measure(source, token_ids), measure(open_model(output), token_ids)
     click.echo(comparison(before, after, len(token_ids) - 1))
-
-
-def _tokenizer(source: ModelSource) -> Tokenizer:
-    from octavo.engine.tokenizer import Tokenizer
-
-    place = source.tokenizer_source
-    if place.directory is not None:
-        return Tokenizer.from_directory(place.directory)
-    assert place.gguf_metadata is not None
-    return Tokenizer.from_gguf_metadata(place.gguf_metadata)
 
 
 def _make_empty(output: Path) -> None:

@@ -22,6 +22,7 @@ class Flag:
     )
     spelling: str | None = None  # None: the field's name with dashes
     default: object = OF_THE_FIELD
+    is_one_text: bool = False  # a tuple that `parse` makes of one text; else such a flag may be repeated
     is_advised: bool = False  # a model may say its own value, which goes before the field's default
 
 
@@ -40,6 +41,18 @@ def parse_early_stopping(text: str) -> bool | str:
     if text.lower() not in values:
         raise ValueError(f"{text!r} is none of true, false and never")
     return values[text.lower()]
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """`0-3,7` as layer indices, ascending. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last) if dash else (first, first)
+        if not all(end.isdecimal() and len(end) < 6 for end in ends) or int(ends[0]) > int(ends[1]):
+            raise ValueError(f"{part!r} is no layer and no range of layers; write 0-3,7")
+        found.update(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(found))
 
 
 # config class -> field -> why it is no flag
@@ -81,8 +94,24 @@ FLAGS: dict[str, Flag] = {
         "DTYPE",
     ),
     "kv_cache_dtype": Flag(
-        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8 or k8v4. auto is the model's own; else bf16.",
+        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8, k8v4 or certified. auto is the model's own; bf16 "
+        "if quantised. certified is what `octavo certify` chose.",
         "DTYPE",
+    ),
+    "certificate": Flag(
+        "What --kv-cache-dtype certified goes by. [default: the newest of `octavo certify` that matches]", "FILE"
+    ),
+    "kv_cache_skip_layers": Flag(
+        "Layers whose K and V stay as auto would have them: 0-3,7.",
+        "LAYERS",
+        parse_layers,
+        spelling="--kv-cache-dtype-skip-layers",
+        is_one_text=True,
+    ),
+    "kv_cache_scales": Flag(
+        "Calibrated scales of an fp8 cache, of `octavo calibrate`; none runs uncalibrated. [default: the file beside "
+        "the model]",
+        "FILE",
     ),
     "kv_cache_memory": Flag(
         "Size of the KV cache: 512MiB, 2GB, ... [default: half of the memory left after the weights, at most 4 GiB]",

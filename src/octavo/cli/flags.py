@@ -83,6 +83,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, unset: bool) -> Callable[[
             help_text = f"{flag.help} [default: {advice}{default}]"
         default, shown = None, False
     kind, multiple = _kind(hint)
+    multiple = multiple and not flag.is_one_text
     spelling = flag.spelling or flag_name(field.name)
     settings: dict[str, Any] = {"help": help_text, "default": default, "show_default": shown}
     if kind is bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.cli.flags import config_from
-from octavo.cli.model_cache import resolve_model
+from octavo.cli.model_cache import cache_dir, resolve_model
 from octavo.cli.progress import progress_bar
 from octavo.core.config import SchedulerConfig
 from octavo.core.sampling_params import SamplingParams
@@ -109,6 +109,7 @@ def load_checked(reference: str, flags: ModelFlags) -> OpenModel:
             scheduler=options,
             executor=flags.executor,
             chat_template=flags.chat_template,
+            cache_dir=cache_dir(),
             progress=progress,
         )
     return OpenModel(reference, loaded)

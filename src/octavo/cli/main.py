@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 import click
 
+from octavo.cli.calibrate import calibrate
 from octavo.cli.calibrate_cost import calibrate_cost
+from octavo.cli.certify import certify
 from octavo.cli.chat import chat
 from octavo.cli.convert import convert
 from octavo.cli.doctor import doctor
@@ -61,6 +63,8 @@ for _command in (
     generate,
     convert,
     plan,
+    calibrate,
+    certify,
     replay,
     calibrate_cost,
     explain,

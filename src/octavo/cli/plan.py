@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.flag_table import parse_layers
 from octavo.cli.units import parse_bytes
 from octavo.errors import ConfigError
 
@@ -28,6 +29,13 @@ def _bytes(text: str) -> int:
     """`40GiB`, `80GB`, a plain number."""
     try:
         return parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return parse_layers(text) if text else ()
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -59,6 +67,14 @@ def _numbers(function: Any) -> Any:
 )
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Sequences side by side.")
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="auto, f32, bf16, f16, fp8, q8_0, q4_0, ...")
+@click.option(
+    "--kv-cache-dtype-skip-layers",
+    "skip_layers",
+    type=_layers,
+    default="",
+    metavar="LAYERS",
+    help="Layers that stay as auto would have them: 0-3,7.",
+)
 @click.option("--weights-dtype", default="auto", show_default=True, help="auto, f32, bf16, fp8, int4-128, ...")
 @click.option("--block-size", type=click.IntRange(1), help="Tokens of a block. [default: the engine's own]")
 @click.option(
@@ -163,6 +179,7 @@ def request_of(values: dict[str, Any]) -> PlanRequest:
         kv_cache_memory=values["kv_cache_memory"],
         ranks=(values["tensor_parallel_size"], values["pipeline_parallel_size"]),
         hardware=hardware,
+        skip_layers=values["skip_layers"],
     )
 
 

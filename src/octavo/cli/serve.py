@@ -178,6 +178,7 @@ def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:
         enable_prefix_caching=loaded.scheduler_config.enable_prefix_caching,
         degraded=loaded.degraded,
         memory=loaded.memory.as_object(),
+        kv_setting=loaded.kv_setting.as_object(),
         peak_resident_bytes=peak_resident_bytes,
     )
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.loading import ModelFlags, OpenModel, read_template
 from octavo.cli.replay_allocators import kv_bytes
-from octavo.cli.replay_cache import bytes_per_token
 from octavo.core.block_manager import BlockManager
 from octavo.core.engine_core import EngineCore
+from octavo.core.kv_groups import format_words, with_formats
 from octavo.core.scheduler import Scheduler
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError
+from octavo.executor.kv_setting import KVSetting
+from octavo.executor.layer_formats import skipped_formats
 from octavo.executor.memory_plan import MemoryAccount, MemoryPlan
 from octavo.executor.plan import CachePlan
 from octavo.llm import LoadedModel
@@ -45,9 +47,11 @@ def open_simulated(model: str | None, flags: ModelFlags, values: dict[str, Any])
         raise ConfigError("--executor sim needs --hardware, or --cost with a file of `octavo calibrate-cost`")
     shape = shape_of(values["config"])
     kv_format = "bf16" if flags.executor.kv_cache_dtype == "auto" else flags.executor.kv_cache_dtype
+    skipped = skipped_formats(flags.executor, "bf16", shape.num_layers)
     spec = shape.kv_spec(flags.executor.block_size, kv_format)
+    spec = replace(spec, groups=with_formats(spec.groups, skipped))
     hardware = hardware_named(values["hardware"] or "H100")
-    token_bytes = bytes_per_token(shape, kv_format)
+    token_bytes = spec.bytes_per_token
     sizes = {"kv_cache_memory": flags.executor.kv_cache_memory, "cache_blocks": None, "block_size": spec.block_size}
     num_blocks = spec.num_blocks(kv_bytes(sizes, shape, hardware, token_bytes))
     cost = read_cost(values["cost"]) if values["cost"] is not None else roofline(shape, hardware, token_bytes)
@@ -71,11 +75,12 @@ def open_simulated(model: str | None, flags: ModelFlags, values: dict[str, Any])
         default_sampling={},
         plan=plan,
         weights_dtype="bf16",
-        kv_cache_dtype=kv_format,
+        kv_cache_dtype=format_words(spec.groups),
         instruction_set=f"simulated {hardware.name}" if values["cost"] is None else "simulated",
         num_threads=0,
         scheduler_config=scheduler,
         memory=_nothing(),
+        kv_setting=KVSetting(kv_format),
     )
     return OpenModel(shape.name, loaded)
 

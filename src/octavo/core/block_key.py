@@ -26,7 +26,7 @@ def _frame(field: bytes) -> bytes:
 
 
 class BlockKeyChain:
-    """Keys of the blocks of one model in one KV format."""
+    """Keys of the blocks of one model in one KV format, or several: then as `kv_groups.format_words` names them."""
 
     __slots__ = ("_block_prefix", "_fields", "_token_prefix", "_width")
 

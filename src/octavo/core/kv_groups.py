@@ -5,8 +5,9 @@ It knows the geometry of each layer; it does not know models, budgets or request
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError
@@ -77,6 +78,37 @@ def build_groups(layers: Sequence[LayerGeometry]) -> tuple[KVGroupSpec, ...]:
     if thrifty:
         return min(thrifty, key=lambda cut: (len(cut.groups), cut.padding, cut.bytes_per_token)).groups
     return min(cuts, key=lambda cut: (cut.padding, len(cut.groups), cut.bytes_per_token)).groups
+
+
+def with_formats(groups: Sequence[KVGroupSpec], formats: Mapping[int, str]) -> tuple[KVGroupSpec, ...]:
+    """The groups of the same layers when those of `formats` (index -> KV format) are kept in another one."""
+    layers = layers_of(groups)
+    return build_groups([replace(one, kv_format=formats.get(i, one.kv_format)) for i, one in enumerate(layers)])
+
+
+def layers_of(groups: Iterable[KVGroupSpec]) -> list[LayerGeometry]:
+    """The layers that such groups were made of, in the order of the model."""
+    found = {
+        index: LayerGeometry(one.num_kv_heads, one.head_dim, one.kv_format, one.window, one.kind)
+        for one in groups
+        for index in one.layer_indices
+    }
+    return [found[index] for index in range(len(found))]
+
+
+def format_words(groups: Iterable[KVGroupSpec]) -> str:
+    """In what the layers are kept, as one name: `int8`, or `int8 (bf16 in layers 0-3,7)`."""
+    formats = [layer.kv_format for layer in layers_of(groups)]
+    most, *others = sorted(set(formats), key=lambda name: (-Counter(formats)[name], name))
+    each = [f"{name} in layers {ranges([i for i, one in enumerate(formats) if one == name])}" for name in others]
+    return f"{most} ({', '.join(each)})" if each else most
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Ascending numbers as people write them: 0-3,7."""
+    starts = [i for i in indices if i - 1 not in indices]
+    ends = [i for i in indices if i + 1 not in indices]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _groups_of(by_geometry: dict[LayerGeometry, list[int]], size: int) -> tuple[KVGroupSpec, ...]:

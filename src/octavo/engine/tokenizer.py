@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.engine.detokenizer import IncrementalDetokenizer
 from octavo.engine.encoding_cache import EncodingCache, Part
@@ -45,6 +45,15 @@ class EncodingCounts:
     characters: int = 0
     encoded_characters: int = 0
     encoded_tokens: int = 0
+
+
+class TokenizerPlace(Protocol):
+    """Where a tokenizer is: exactly one of the two (`models.loader.TokenizerSource` is one)."""
+
+    @property
+    def directory(self) -> Path | None: ...
+    @property
+    def gguf_metadata(self) -> Mapping[str, object] | None: ...
 
 
 class Tokenizer:
@@ -85,6 +94,14 @@ class Tokenizer:
         from octavo.engine.gguf_tokenizer import read_metadata
 
         return cls(read_metadata(metadata))
+
+    @classmethod
+    def from_source(cls, source: TokenizerPlace) -> Tokenizer:
+        """From where a model has it. Raises ModelError, as the other two."""
+        if source.directory is not None:
+            return cls.from_directory(source.directory)
+        assert source.gguf_metadata is not None
+        return cls.from_gguf_metadata(source.gguf_metadata)
 
     def write_directory(self, path: Path, chat_template: str | None = None) -> None:
         """tokenizer.json and tokenizer_config.json, from which `from_directory` makes the same tokenizer."""

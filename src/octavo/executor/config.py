@@ -9,7 +9,10 @@ from octavo.errors import ConfigError
 from octavo.models.packed_size import auto_weights_dtype
 
 WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
-KV_CACHE_DTYPES = tuple(FORMAT_BYTES)
+CERTIFIED = "certified"  # the smallest setting of a certificate
+KV_CACHE_DTYPES = (*FORMAT_BYTES, CERTIFIED)
+SCALED_FORMATS = ("fp8_e4m3", "fp8_e5m2")  # KV formats that want calibrated scales
+SCALE_SCHEMES = ("head", "channel")  # for what there is one scale
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
 
@@ -19,7 +22,10 @@ class ExecutorConfig:
     """How the model is held and run."""
 
     weights_dtype: str = "auto"  # auto (see `resolve_weights_dtype`), f32, bf16, int8 or int4
-    kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is f16 or quantised) or one of KV_CACHE_DTYPES
+    kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is quantised) or one of KV_CACHE_DTYPES
+    kv_cache_skip_layers: tuple[int, ...] = ()  # indices of layers whose K and V are kept as auto would have them
+    kv_cache_scales: str | None = None  # of an fp8 cache: a file, or none (uncalibrated); None: the file by the model
+    certificate: str | None = None  # the file that kv_cache_dtype certified goes by; None: the newest that matches
     kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
     block_size: int = 16  # tokens; a multiple of 16, at most 256
     threads: int = 0  # 0: one per core that this process may use
@@ -28,6 +34,8 @@ class ExecutorConfig:
     def __post_init__(self) -> None:
         _check_choice("weights_dtype", self.weights_dtype, WEIGHTS_DTYPES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if any(index < 0 for index in self.kv_cache_skip_layers):
+            raise ConfigError(f"kv_cache_skip_layers has {min(self.kv_cache_skip_layers)}; layers are counted from 0")
         if self.kv_cache_memory is not None and self.kv_cache_memory < 1:
             raise ConfigError(f"kv_cache_memory is {self.kv_cache_memory}; it must be at least 1 byte (512MiB, say)")
         if self.block_size % BLOCK_STEP or not BLOCK_STEP <= self.block_size <= MAX_BLOCK_SIZE:
@@ -53,20 +61,14 @@ def resolve_kv_format(asked: str, model_dtype: str) -> str:
     """The KV format of a model stored in `model_dtype`."""
     if asked != "auto":
         return asked
-    return "f32" if model_dtype == "f32" else "bf16"
+    return model_dtype if model_dtype in ("f32", "f16") else "bf16"
 
 
 def lost_precision(config: ExecutorConfig, model_dtype: str) -> tuple[str, ...]:
-    """What `auto` cannot give to a model in f16, and formats that would be better with scales."""
-    found = []
-    if config.kv_cache_dtype.startswith("fp8"):
-        found.append(f"kv_cache_dtype {config.kv_cache_dtype} is not calibrated: its scale is 1 for every head")
-    if model_dtype != "f16":
-        return tuple(found)
-    if config.weights_dtype == "auto":
+    """What `auto` cannot give to a model in f16."""
+    found: list[str] = []
+    if model_dtype == "f16" and config.weights_dtype == "auto":
         found.append("weights_dtype is bf16: the model's own f16 is not offered (f32 keeps every bit)")
-    if config.kv_cache_dtype == "auto":
-        found.append("kv_cache_dtype is bf16, not the model's own f16 (--kv-cache-dtype f16 has that)")
     return tuple(found)
 
 

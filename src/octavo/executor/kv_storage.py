@@ -11,6 +11,7 @@ import numpy as np
 
 from octavo.core.kv_spec import KVSpec
 from octavo.errors import MemoryBudgetError
+from octavo.executor.kv_scales import KVScales
 from octavo.kernels.ops import U8, KVLayer
 
 _NAN_BYTE = 0xFF  # all bits set is a NaN in every floating-point format
@@ -25,8 +26,13 @@ class KVStorage:
 
     # Invariant: allocated_bytes, read from the buffer, equals spec.pool_bytes(num_blocks).
 
-    def __init__(self, spec: KVSpec, num_blocks: int, *, fill_with_nan: bool = False) -> None:
-        """fill_with_nan: start with NaN in every slot, so that a read of a slot that was never written shows."""
+    def __init__(
+        self, spec: KVSpec, num_blocks: int, *, scales: KVScales | None = None, fill_with_nan: bool = False
+    ) -> None:
+        """fill_with_nan: start with NaN in every slot, so that a read of a slot that was never written shows.
+
+        Raises ConfigError for scales of layers of another shape.
+        """
         assert num_blocks >= 1
         self.spec = spec
         self.num_blocks = num_blocks
@@ -42,7 +48,8 @@ class KVStorage:
         self.pool: U8 = np.frombuffer(self._mapping, np.uint8)  # [num_blocks * bytes_per_block]
         if fill_with_nan:
             self.pool.fill(_NAN_BYTE)
-        self.layers = _layers(spec, self.pool)
+        layers = _layers(spec, self.pool)
+        self.layers = layers if scales is None else scales.applied(layers)
 
     @property
     def allocated_bytes(self) -> int:

@@ -50,6 +50,11 @@ class ModelSource:
     generation: GenerationDefaults
     weights: WeightSource
 
+    @property
+    def stored_dtype(self) -> str:
+        """What most weights are stored as."""
+        return self.config.dtype
+
     def weights_bytes(self, weights_dtype: str) -> int:
         """What the weights will take in memory in this dtype."""
         parts, tensors = self.weights.parts, self.weights.file.tensors

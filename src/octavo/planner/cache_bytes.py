@@ -80,7 +80,7 @@ def entry_bytes(group: KVGroup, kv_format: str) -> int:
     """What one layer of the group keeps of one entry (of one token, where none are compressed)."""
     if group.kind == "index":
         return group.index_dim + _INDEX_SCALE_BYTES * -(-group.index_dim // _INDEX_SCALE_NUMBERS)
-    k, v = FORMATS[kv_format]
+    k, v = FORMATS[group.kv_format or kv_format]
     return group.num_kv_heads * (k.of(group.head_dim) + (v.of(group.v_head_dim) if group.v_head_dim else 0))
 
 

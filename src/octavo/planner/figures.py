@@ -68,7 +68,7 @@ def _attention_formula(plan: Plan) -> str:
 
 def group_formula(group: KVGroup, kv_format: str) -> str:
     """The byte formula of one group, with its numbers."""
-    k, v = FORMATS[kv_format]
+    k, v = FORMATS[group.kv_format or kv_format]
     item = str(k) if k == v or not group.v_head_dim else f"(K {k}, V {v})"
     if group.kind == "index":
         return f"{group.num_layers} layers x {entry_bytes(group, kv_format)} bytes (index key in fp8 with scales)"

@@ -70,6 +70,7 @@ class KVGroup:
     state_numbers: int = 0  # of a recurrent state, per layer and sequence, in `state_dtype`
     conv_numbers: int = 0  # of a convolution's tail, per layer and sequence, in the model's dtype
     state_dtype: str = "f32"
+    kv_format: str | None = None  # None: the cache's own
 
     @property
     def num_layers(self) -> int:

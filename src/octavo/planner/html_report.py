@@ -77,9 +77,7 @@ def page_data(plan: Plan) -> dict[str, Any]:
         "choices": {
             "context": contexts,
             "batch": batches,
-            "format": [
-                {"name": name, "k": asdict(FORMATS[name][0]), "v": asdict(FORMATS[name][1])} for name in formats
-            ],
+            "format": [_format(name) for name in formats],
             "heads": heads,
             "hardware": hardware,
         },
@@ -93,6 +91,11 @@ def page_data(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _format(name: str) -> dict[str, Any]:
+    k, v = FORMATS[name]
+    return {"name": name, "k": asdict(k), "v": asdict(v)}
+
+
 def _group(plan: Plan, work: Work, group: KVGroup) -> dict[str, Any]:
     return {
         "name": group.name,
@@ -102,6 +105,7 @@ def _group(plan: Plan, work: Work, group: KVGroup) -> dict[str, Any]:
         "head_dim": group.head_dim,
         "v_head_dim": group.v_head_dim,
         "window": group.window,
+        "format": None if group.kv_format is None else _format(group.kv_format),
         "read_tokens": group.read_tokens,
         "tokens_per_entry": group.tokens_per_entry,
         "index_bytes": entry_bytes(group, plan.cache.kv_format) if group.kind == "index" else 0,

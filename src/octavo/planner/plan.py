@@ -48,6 +48,7 @@ class PlanRequest:
     kv_cache_memory: int | None = None  # bytes of the pool itself
     ranks: tuple[int, int] = (1, 1)  # tensor-parallel ranks, pipeline stages
     hardware: Hardware | None = None
+    skip_layers: tuple[int, ...] = ()  # whose K and V stay as `auto` would have them
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -154,6 +155,9 @@ def make_plan(geometry: Geometry, request: PlanRequest) -> Plan:
     notes = list(geometry.notes)
     is_octavo = request.engine == "octavo"
     kv_format, dtype_notes = _kv_format(geometry, request, runs=runs)
+    if request.skip_layers:
+        own, _ = _kv_format(geometry, replace(request, kv_cache_dtype="auto"), runs=runs)
+        geometry = replace(geometry, groups=_apart(geometry, request.skip_layers, own))
     weights_dtype, weights_bytes = _weights(geometry, request, runs=runs and is_octavo)
     context = request.context or min(DEFAULT_CONTEXT, geometry.max_context)
     if context > geometry.max_context:
@@ -216,6 +220,26 @@ def _runs(geometry: Geometry) -> bool:
     return geometry.quantisation is None and family_named(geometry.family) in running
 
 
+def _apart(geometry: Geometry, layers: tuple[int, ...], kv_format: str) -> tuple[KVGroup, ...]:
+    """The groups, those of `layers` by themselves in a format of their own."""
+    last = geometry.num_layers - 1
+    if max(layers) > last:
+        raise ConfigError(
+            f"--kv-cache-dtype-skip-layers names layer {max(layers)}; this model's layers go from 0 to {last}"
+        )
+    found = []
+    for group in geometry.groups:
+        inside = tuple(layer for layer in group.layer_indices if layer in layers)
+        outside = tuple(layer for layer in group.layer_indices if layer not in layers)
+        if group.kind in ("state", "index") or not inside:
+            found.append(group)
+            continue
+        if outside:
+            found.append(replace(group, layer_indices=outside))
+        found.append(replace(group, name=f"{group.name}-{kv_format}", layer_indices=inside, kv_format=kv_format))
+    return tuple(sorted(found, key=lambda group: group.layer_indices))
+
+
 def _stage(groups: tuple[KVGroup, ...], stages: int) -> tuple[KVGroup, ...]:
     """The groups of the stage that holds most: each stage has as many layers, one more where they do not divide."""
     if stages == 1:
@@ -241,8 +265,9 @@ def _kv_format(geometry: Geometry, request: PlanRequest, *, runs: bool) -> tuple
         return own, [f"the file's own scales ask for a cache in {own}"]
     if request.engine == "llama.cpp":
         return "f16", []
-    if request.engine == "octavo" and geometry.dtype == "f16":
-        return "bf16", []
+    stored = geometry.stored_dtype or geometry.dtype
+    if request.engine == "octavo" and runs:
+        return stored if stored in ("f32", "f16") else "bf16", []
     return geometry.dtype, []
 
 

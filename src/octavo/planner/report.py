@@ -45,7 +45,7 @@ def groups(plan: Plan) -> list[dict[str, Any]]:
             "v_head_dim": group.v_head_dim,
             "window": group.window,
             "tokens_per_entry": group.tokens_per_entry,
-            "kv_format": "fp8" if group.kind == "index" else cache.kv_format,
+            "kv_format": "fp8" if group.kind == "index" else group.kv_format or cache.kv_format,
             "bytes_per_entry": entry_bytes(group, cache.kv_format) * group.num_layers if group.kind != "state" else 0,
             "bytes_per_token": plain(cache.per_token(group)) if group.kind != "state" else 0,
             "bytes_per_sequence": cache.per_sequence(group),

@@ -144,6 +144,8 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "kv_bytes_per_block": core.kv_bytes_per_block,
         "kv_bytes_per_token": sum(group.bytes_per_token for group in core.kv_groups),
         "kv_bytes": core.num_blocks * core.kv_bytes_per_block,
+        "kv_cache_dtype": model.kv_cache_dtype,
+        **{f"kv_{name}": value for name, value in model.kv_setting.items()},
         "free_blocks": core.free_blocks,
         "cached_blocks": core.cached_blocks,
         "used_blocks": core.used_blocks,

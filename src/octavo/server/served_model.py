@@ -32,6 +32,7 @@ class ServedModel:
     enable_prefix_caching: bool = True
     degraded: tuple[str, ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)  # planned and allocated bytes
+    kv_setting: Mapping[str, object] = field(default_factory=dict)  # scales of the KV cache, and its certificate
     peak_resident_bytes: Callable[[], int] | None = None
 
     @property

@@ -14,8 +14,8 @@
   function entryBytes(group, format, heads) {
     if (group.kind === "index") return group.index_bytes;
     const kvHeads = group.v_head_dim && heads ? heads : group.num_kv_heads;
-    let each = storedBytes(group.head_dim, format.k);
-    if (group.v_head_dim) each += storedBytes(group.v_head_dim, format.v);
+    let each = storedBytes(group.head_dim, (group.format || format).k);
+    if (group.v_head_dim) each += storedBytes(group.v_head_dim, (group.format || format).v);
     return kvHeads * each;
   }
 

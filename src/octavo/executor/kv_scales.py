@@ -1,0 +1,183 @@
+"""Calibrated scales of an 8-bit float KV cache: what they are, and the file that they are kept in.
+
+The file is safetensors, so it opens anywhere: `layers.N.k_scales` and `layers.N.v_scales` [num_kv_heads, head_dim],
+with what they were made from in its metadata. It does not know how good scales are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from octavo.errors import ConfigError
+from octavo.executor.config import SCALE_SCHEMES
+from octavo.kernels.ops import F32, KVLayer
+
+_FILE_KIND = "octavo kv scales 1"
+_KEYS = ("kind", "format", "scheme", "model_digest", "text_digest", "tokens", "octavo_version", "digest")
+_MAX_FILE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What K and V of each layer are divided by before they are stored."""
+
+    kv_format: str  # one of config.SCALED_FORMATS
+    scheme: str  # one of SCALE_SCHEMES
+    k: tuple[F32, ...]  # of each layer [num_kv_heads, head_dim]; of scheme "head" one number for all channels
+    v: tuple[F32, ...]
+    model_digest: str
+    text_digest: str  # SHA-256 of the token ids that it was calibrated on
+    num_tokens: int
+    octavo_version: str
+    file_name: str = ""  # where they came from; no part of what they are
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of all that the bytes of a cache depend on."""
+        found = sha256(f"{_FILE_KIND} {self.kv_format} {len(self.k)}".encode())
+        for part in (*self.k, *self.v):
+            found.update(f" {part.shape} ".encode())
+            found.update(np.ascontiguousarray(part, "<f4").tobytes())
+        return found.hexdigest()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in (*self.k, *self.v))
+
+    def applied(self, layers: Sequence[KVLayer]) -> tuple[KVLayer, ...]:
+        """The layers of a cache with these scales; those that are kept in another format have none."""
+        self.check_shapes(layers)
+        return tuple(
+            replace(layer, k_scales=k, v_scales=v) if layer.kv_format == self.kv_format else layer
+            for layer, k, v in zip(layers, self.k, self.v, strict=True)
+        )
+
+    def check_shapes(self, layers: Sequence[KVLayer]) -> None:
+        """Raises ConfigError for scales of a model of another shape."""
+        wanted = [(layer.num_kv_heads, layer.head_dim) for layer in layers]
+        if [part.shape for part in self.k] == wanted == [part.shape for part in self.v]:
+            return
+        raise ConfigError(
+            f"{self.file_name or 'the KV scales'}: {len(self.k)} layers of the shapes {_shapes(self.k)}, and the model "
+            f"has {len(wanted)} of {sorted(set(wanted))}; {_cure(self.kv_format)}"
+        )
+
+
+def default_scales_path(model: Path, kv_format: str) -> Path:
+    """Beside a model file, or in a model directory."""
+    name = f"kv-scales.{kv_format}.safetensors"
+    return model / name if model.is_dir() else model.with_name(f"{model.name}.{name}")
+
+
+def write_scales(path: Path, scales: KVScales) -> None:
+    """Whole or not at all. Raises ConfigError where it cannot be written."""
+    about = {
+        "kind": _FILE_KIND,
+        "format": scales.kv_format,
+        "scheme": scales.scheme,
+        "model_digest": scales.model_digest,
+        "text_digest": scales.text_digest,
+        "tokens": str(scales.num_tokens),
+        "octavo_version": scales.octavo_version,
+        "digest": scales.digest,
+    }
+    tensors = {}
+    for index, pair in enumerate(zip(scales.k, scales.v, strict=True)):
+        for name, part in zip(("k_scales", "v_scales"), pair, strict=True):
+            tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(part, np.float32)
+    try:
+        write_whole(path, save(tensors, about))
+    except OSError as error:
+        raise ConfigError(f"the scales cannot be written to {path} ({error.strerror}); give --output FILE") from error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that another process sees whole or not at all. Raises OSError."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+
+
+def read_scales(path: Path, kv_format: str, model_digest: str) -> KVScales:
+    """The scales of this format for this model.
+
+    Raises ConfigError, with the file's name and the cure, for one that is missing, damaged or of something else.
+    """
+    try:
+        size = path.stat().st_size
+        if size > _MAX_FILE_BYTES:
+            raise _damaged(path, kv_format, f"it has {size} bytes, and at most {_MAX_FILE_BYTES} are read")
+        with safe_open(path, "np") as file:
+            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ConfigError(f"the KV scales {path} cannot be read ({why}); {_cure(kv_format)}") from error
+    except SafetensorError as error:
+        raise _damaged(path, kv_format, str(error)) from error
+    if about.get("kind") != _FILE_KIND or not all(key in about for key in _KEYS):
+        raise _damaged(path, kv_format, f"it does not say that it is {_FILE_KIND!r}")
+    if about["format"] != kv_format:
+        raise ConfigError(f"{path} has scales for {about['format']}, not for {kv_format}; {_cure(kv_format)}")
+    if about["model_digest"] != model_digest:
+        raise ConfigError(
+            f"{path} has scales of another model (digest {about['model_digest'][:12]}, and this one's is "
+            f"{model_digest[:12]}); {_cure(kv_format)}"
+        )
+    found = _scales(path, about, tensors)
+    if found.digest != about["digest"]:
+        raise _damaged(path, kv_format, "its numbers are not those of its digest")
+    return found
+
+
+def _scales(path: Path, about: Mapping[str, str], tensors: Mapping[str, F32]) -> KVScales:
+    scheme, kv_format = about["scheme"], about["format"]
+    if scheme not in SCALE_SCHEMES or not about["tokens"].isdecimal():
+        raise _damaged(path, kv_format, f"scheme {scheme!r}, {about['tokens']!r} tokens")
+    sides: dict[str, list[F32]] = {"k_scales": [], "v_scales": []}
+    for index in range(len(tensors) // 2):
+        for side, parts in sides.items():
+            part = tensors.get(f"layers.{index}.{side}")
+            if part is None or part.dtype != np.float32 or part.ndim != 2:
+                raise _damaged(path, kv_format, f"layers.{index}.{side} is missing or no matrix of f32")
+            if not (np.isfinite(part).all() and (part > 0).all()):
+                raise _damaged(path, kv_format, f"layers.{index}.{side} has a scale that is not finite and above 0")
+            parts.append(np.ascontiguousarray(part))
+    return KVScales(
+        kv_format=kv_format,
+        scheme=scheme,
+        k=tuple(sides["k_scales"]),
+        v=tuple(sides["v_scales"]),
+        model_digest=about["model_digest"],
+        text_digest=about["text_digest"],
+        num_tokens=int(about["tokens"]),
+        octavo_version=about["octavo_version"],
+        file_name=path.name,
+    )
+
+
+def _damaged(path: Path, kv_format: str, why: str) -> ConfigError:
+    return ConfigError(f"the KV scales {path} are damaged or no such file: {why}; {_cure(kv_format)}")
+
+
+def _cure(kv_format: str) -> str:
+    return f"make them with `octavo calibrate MODEL --text FILE --format {kv_format}`"
+
+
+def _shapes(parts: Sequence[F32]) -> list[tuple[int, ...]]:
+    return sorted({part.shape for part in parts})
