@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.core.kv_groups import MAX_GROWING_PADDING, MAX_WINDOW_PADDING, LayerGeometry, build_groups
+from octavo.core.kv_groups import (
+    MAX_GROWING_PADDING,
+    MAX_WINDOW_PADDING,
+    LayerGeometry,
+    Pieces,
+    build_groups,
+    choose_size,
+)
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.errors import ConfigError
 
@@ -112,3 +119,15 @@ def test_layers_of_one_shape_need_little_padding(full: int, window: int) -> None
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match="at least one layer"):
         build_groups([])
+
+
+def test_a_size_serves_pieces_of_any_kind() -> None:
+    """What the planner cuts by the same rule: bytes of a block instead of a token change nothing but the scale."""
+    for scale in (1, 16):
+        assert choose_size([Pieces(100 * scale, 6, is_bounded=False)]) == 600 * scale
+        alike = [Pieces(100 * scale, 3, is_bounded=False), Pieces(100 * scale, 15, is_bounded=True)]
+        assert choose_size(alike) == 300 * scale, "one group of full layers, five of windows"
+        assert (
+            choose_size([Pieces(96 * scale, 2, is_bounded=False), Pieces(100 * scale, 1, is_bounded=True)])
+            == 192 * scale
+        )

@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 from octavo.replay.allocators import Lengths, Paged
 from octavo.replay.batching import Batching, BatchLimits
 from octavo.replay.cost_model import CostModel, StepWork, roofline, work_of
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.model_shape import shape_of
 from octavo.replay.policies import policy_named
 from octavo.replay.quantiles import Quantiles
@@ -190,7 +190,7 @@ def test_the_work_of_a_step() -> None:
 
 def test_the_roofline_of_a_known_machine() -> None:
     """Llama-3.1-8B on an H100: 7.0e9 numbers of the layers' matrices in bf16, read once a step."""
-    shape, hardware = shape_of("llama-3.1-8b"), hardware_named("H100")
+    shape, hardware = shape_of("llama-3.1-8b"), find_hardware("H100")
     cost = roofline(shape, hardware, 131_072)
     assert shape.layer_parameters == 6_979_321_856
     assert cost.weights_s == pytest.approx(2 * 6_979_321_856 / (3350e9 * 0.85))
@@ -204,12 +204,16 @@ def test_the_roofline_of_a_known_machine() -> None:
 
 
 def test_a_machine_may_be_named_with_its_memory() -> None:
-    assert hardware_named("RTX4090-24GB") is hardware_named("rtx4090")
-    assert hardware_named("H100-80GB") is hardware_named("H100")
-    assert hardware_named("A100-40GB") is not hardware_named("A100-80GB")
-    for name in ("H100-40GB", "H100-", "-80GB"):
-        with pytest.raises(ConfigError, match="the catalogue has"):
-            hardware_named(name)
+    assert find_hardware("RTX4090-24GB") is find_hardware("rtx4090")
+    assert find_hardware("H100-80GB") is find_hardware("H100")
+    assert find_hardware("A100-40GB") is not find_hardware("A100-80GB")
+    assert find_hardware("h100 nvl") is find_hardware("H100-NVL-94GB")
+    assert find_hardware("l4").name == "L4-24GB", "not the L40S"
+    for name in ("H100-40GB", "abacus", "", "-80GB"):
+        with pytest.raises(ConfigError, match="is not in the catalogue"):
+            find_hardware(name)
+    with pytest.raises(ConfigError, match="did you mean A100-40GB, A100-80GB"):
+        find_hardware("A100")
 
 
 def test_quantiles_are_within_a_percent() -> None:

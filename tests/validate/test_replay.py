@@ -15,7 +15,7 @@ from octavo.replay.allocator_study import LengthLimits, LengthLoad, compare, len
 from octavo.replay.cache_study import CacheReport, CacheStudy, CacheStudyConfig
 from octavo.replay.cost_model import roofline
 from octavo.replay.fork_trees import read_trees
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.lines import BadLines
 from octavo.replay.model_shape import shape_of
 from octavo.replay.sharing_study import study_beams, study_samples
@@ -154,7 +154,7 @@ def test_contiguous_and_paged_memory_on_sharegpt(data: Path) -> None:
     To hold: contiguous 20% to 40%, paged above 96%, and 2 to 4 times the rate of Orca's variants at equal latency.
     """
     load = opt_13b_load(data, only_first_turns=True, count=1000)
-    cost = roofline(shape_of("opt-13b"), hardware_named("A100-40GB"), 819_200)
+    cost = roofline(shape_of("opt-13b"), find_hardware("A100-40GB"), 819_200)
     rows = {row.outcome.allocator: row for row in compare(load, cost, 15_728, 2048, latency_bound=0.5)}
     used = {name: row.outcome.shares.used for name, row in rows.items()}
     rates = {name: row.rate_at_bound for name, row in rows.items() if row.rate_at_bound}
@@ -234,7 +234,7 @@ def test_timed_against_a_measured_run(data: Path) -> None:
     shape = shape_of("llama-3.1-8b")
     spec = shape.kv_spec(16)
     config = TimedConfig(SchedulerConfig(256, 2048, 32_768), spec, 2588)
-    report = TimedReplay(config, roofline(shape, hardware_named("RTX4090"), spec.bytes_per_token)).run(trace)
+    report = TimedReplay(config, roofline(shape, find_hardware("RTX4090"), spec.bytes_per_token)).run(trace)
     waits = [one["first_token_ts"] - one["queued_ts"] for one in measured]
     seconds = max(one["last_token_ts"] for one in measured) - min(one["queued_ts"] for one in measured)
     throughput = sum(one["output_toks"] for one in measured) / seconds

@@ -23,7 +23,7 @@ from octavo.executor.plan import CachePlan
 from octavo.llm import LoadedModel
 from octavo.replay.cost_fit import read_cost
 from octavo.replay.cost_model import roofline
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.model_shape import shape_of
 from octavo.replay.sim_serving import PacedExecutor
 
@@ -46,7 +46,7 @@ def open_simulated(model: str | None, flags: ModelFlags, values: dict[str, Any])
     shape = shape_of(values["config"])
     kv_format = "bf16" if flags.executor.kv_cache_dtype == "auto" else flags.executor.kv_cache_dtype
     spec = shape.kv_spec(flags.executor.block_size, kv_format)
-    hardware = hardware_named(values["hardware"] or "H100")
+    hardware = find_hardware(values["hardware"] or "H100")
     token_bytes = bytes_per_token(shape, kv_format)
     sizes = {"kv_cache_memory": flags.executor.kv_cache_memory, "cache_blocks": None, "block_size": spec.block_size}
     num_blocks = spec.num_blocks(kv_bytes(sizes, shape, hardware, token_bytes))
