@@ -66,7 +66,7 @@ def convert(model: str, kv_heads: int, output: Path, text_file: Path | None, tex
 
     source = open_model(resolve_model(model))
     config = check_kv_heads(source, kv_heads)
-    tokenizer = _tokenizer(source)
+    tokenizer = tokenizer_of_source(source)
     text = SAMPLE_TEXT if text_file is None else text_file.read_text()
     token_ids = tokenizer.encode(text)[: min(text_tokens, config.max_position_embeddings)]
     if len(token_ids) < 2:
@@ -79,7 +79,7 @@ def convert(model: str, kv_heads: int, output: Path, text_file: Path | None, tex
     click.echo(comparison(before, after, len(token_ids) - 1))
 
 
-def _tokenizer(source: ModelSource) -> Tokenizer:
+def tokenizer_of_source(source: ModelSource) -> Tokenizer:
     from octavo.engine.tokenizer import Tokenizer
 
     place = source.tokenizer_source

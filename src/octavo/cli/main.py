@@ -16,6 +16,7 @@ import click
 
 from octavo.cli.calibrate_cost import calibrate_cost
 from octavo.cli.chat import chat
+from octavo.cli.compress import compress
 from octavo.cli.convert import convert
 from octavo.cli.doctor import doctor
 from octavo.cli.explain import explain
@@ -61,6 +62,7 @@ for _command in (
     generate,
     convert,
     plan,
+    compress,
     replay,
     calibrate_cost,
     explain,
