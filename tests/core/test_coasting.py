@@ -16,6 +16,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import SampledToken, StepPlan, StepResult, TokenLogprob
+from octavo.core.step_draft import StepDraft
 from octavo.errors import InvalidRequestError
 
 VOCABULARY = 5
@@ -198,3 +199,17 @@ def test_a_journal_needs_every_row() -> None:
     case = Case(SchedulerConfig(8, 32, 200), spec_of(16, (None,)), 40, may_coast=True)
     with pytest.raises(AssertionError, match="every row"):
         case.core.keep_journal(None)  # type: ignore[arg-type]
+
+
+def test_one_that_is_preempted_gives_its_token_of_the_step_back() -> None:
+    case = Case(SchedulerConfig(8, 32, 200), spec_of(16, (None,)), 40, may_coast=True)
+    for name in ("first", "last"):
+        case.add(name, [1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True), 0)
+    for _ in range(5):
+        case.core.step()
+    coasting, last = case.scheduler._coasting, case.scheduler._running.requests[-1]
+    assert coasting.num == 2
+    draft = StepDraft(32 - coasting.num)
+    case.scheduler._preempt(last, draft)
+    assert (coasting.num, draft.budget, draft.preempted) == (1, 31, ["last"])
+    assert (last.num_output_tokens, last.num_computed_tokens, last.coasts_until) == (5, 0, 0)

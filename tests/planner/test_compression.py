@@ -10,7 +10,7 @@ import pytest
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVSpec
-from octavo.core.streaming import parse_policy
+from octavo.core.streaming import StreamingLLM
 from octavo.errors import ConfigError
 from octavo.planner.compression import ALL_TOKENS, AS_TRAINED, Comparison, compare, is_offered
 from octavo.planner.compression_advice import SCENARIOS, advise
@@ -75,9 +75,8 @@ def test_policies_keep_what_they_say(context: int) -> None:
         assert option.tokens.kept <= option.tokens.peak <= -(-context // 16) * 16
         policy = option.tokens.policy
         if policy is not None and policy.startswith("streaming"):
-            keep = parse_policy(policy)
-            assert keep is not None
-            assert keep.plan(16).capacity == option.tokens.kept
+            sinks, recent, piece = map(int, policy.partition(":")[2].split(","))
+            assert StreamingLLM(sinks, recent, piece).plan(16).capacity == option.tokens.kept
         assert option.tokens.is_offered == (policy is None or is_offered(policy))
 
 

@@ -31,9 +31,8 @@ class Room:
         `groups` are those of `running` that have several branches.
         """
         blocks, reserved = self._blocks, 0
-        is_plain = not blocks.windows
         for other in running:
-            if not (is_plain and other.coasts_until):  # else its blocks cover what it knows
+            if not other.coasts_until:  # else its blocks cover what it knows until it wakes
                 reserved += self.still_needed(other)
         reserved += len(running) * blocks.num_groups
         for group in groups:  # branches that are still to come: their tails, and a block for each
