@@ -84,6 +84,29 @@ def test_measure(tiny_model: Path, tmp_path: Path, command_line: CommandLine) ->
     assert row["kl_mean"] == by_name["int8"]["kl_mean"]
 
 
+def test_fewer_heads_and_tokens_are_measured_as_well(
+    tiny_model: Path, tmp_path: Path, command_line: CommandLine
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"The quick brown fox number {at} jumps over the lazy dog. " for at in range(60)))
+    arguments = (tiny_model, "--context", "512", "--kv-cache-memory", "1MiB", "--measure", "--text", text)
+    found = made(command_line, *arguments, "--text-tokens", "400")
+    by_key = {(one["heads"], one["kv_cache_dtype"], one["tokens"]): one for one in found["likelihoods"]}
+    own = found["kv_cache_dtype"]
+    policy = next(one["tokens"] for one in found["rows"] if (one["kv_policy"] or "").startswith("streaming"))
+    assert {("MQA", own, "all"), ("as trained", own, policy), ("as trained", "int8", policy)} <= set(by_key)
+    assert all(one["num_tokens"] == 399 for one in by_key.values())
+    whole, dropped = by_key["as trained", own, "all"], by_key["as trained", own, policy]
+    assert whole["nats_per_token"] == whole["nats_before"] == dropped["nats_before"] != dropped["nats_per_token"]
+    row = next(one for one in found["rows"] if one["ways"] == ["tokens"] and one["tokens"] == policy)
+    assert row["nats_per_token"] == dropped["nats_per_token"]
+    short = made(command_line, *arguments, "--text-tokens", "100")
+    assert [one["tokens"] for one in short["likelihoods"]] == ["all"]
+    assert any("policies keep 256 tokens and more" in note for note in short["notes"])
+    ended = command_line("compress", *arguments, "--text-tokens", "300")
+    assert "How well this model predicts 299 tokens" in ended.out
+
+
 def test_measure_needs_a_text_that_can_be_read(tiny_model: Path, tmp_path: Path, command_line: CommandLine) -> None:
     short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
     short.write_text("")

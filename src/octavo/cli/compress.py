@@ -13,6 +13,8 @@ from octavo.cli.flags import bytes_option
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
+    from octavo.cli.compress_measure import Measures
+    from octavo.planner.compression import Comparison
     from octavo.planner.compression_quality import Measured
     from octavo.planner.plan import PlanRequest
 
@@ -75,7 +77,8 @@ def compress(model: str, as_json: bool, **values: Any) -> None:
     if values["text_file"] is not None and not values["measure"]:
         raise click.UsageError("--text is what --measure reads; give both")
     comparison = compare(open_geometry(model), request_of(values))
-    measured, notes = quality_of(model, values)
+    measures = measures_of(model, comparison, values)
+    measured = measures.formats if measures is not None else certified(model)
     wanted = values["requests"]
     found = Compression(
         comparison,
@@ -83,7 +86,8 @@ def compress(model: str, as_json: bool, **values: Any) -> None:
         known_evidence(f"{model} {comparison.plan.geometry.model}"),
         measured,
         wanted,
-        (*comparison.plan.notes, *notes),
+        () if measures is None else tuple(measures.likelihoods),
+        (*comparison.plan.notes, *(() if measures is None else measures.notes)),
     )
     click.echo(json.dumps(compression_json(found), indent=2) if as_json else compression_text(found))
 
@@ -108,11 +112,11 @@ def request_of(values: dict[str, Any]) -> PlanRequest:
     )
 
 
-def quality_of(model: str, values: dict[str, Any]) -> tuple[tuple[Measured, ...], list[str]]:
-    """Measured now where that was asked for, else what the newest certificate of the model says."""
+def measures_of(model: str, comparison: Comparison, values: dict[str, Any]) -> Measures | None:
+    """What --measure asks for."""
     if not values["measure"]:
-        return certified(model)
-    from octavo.cli.compress_measure import measure_formats
+        return None
+    from octavo.cli.compress_measure import measure
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.sample_text import SAMPLE_TEXT
 
@@ -122,10 +126,10 @@ def quality_of(model: str, values: dict[str, Any]) -> tuple[tuple[Measured, ...]
             text = values["text_file"].read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError(f"--text {values['text_file']} is no text in UTF-8 ({error.reason})") from error
-    return measure_formats(resolve_model(model), text, values["text_tokens"])
+    return measure(resolve_model(model), comparison, text, values["text_tokens"])
 
 
-def certified(model: str) -> tuple[tuple[Measured, ...], list[str]]:
+def certified(model: str) -> tuple[Measured, ...]:
     """What the newest certificate beside the model's files, or in the cache directory, says of each format."""
     from octavo.planner.compression_quality import of_certificate
 
@@ -139,7 +143,7 @@ def certified(model: str) -> tuple[tuple[Measured, ...], list[str]]:
         created = str(report.get("created", "")) if rows else ""
         if rows and created >= newest[0]:
             newest = (created, rows)
-    return newest[1], []
+    return newest[1]
 
 
 def _certificates(model: str) -> list[Path]:

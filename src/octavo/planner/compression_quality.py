@@ -7,6 +7,7 @@ they say what kind of thing to expect, not what this model will do.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -47,6 +48,22 @@ class Measured:
     top1: float
     source: str  # a certificate, or a measure of just now
     is_good: bool  # within its limits
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """How well this very model predicts a text when its cache is made smaller in some way."""
+
+    heads: str
+    kv_format: str
+    tokens: str
+    num_tokens: int  # that were predicted
+    nats_per_token: float
+    nats_before: float  # with its own heads, an f32 cache or its own format, and all tokens: what it is beside
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats_per_token, 700.0))
 
 
 def known_evidence(model: str) -> tuple[Evidence, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.planner.compression import Comparison, Option
 from octavo.planner.compression_advice import Advice
-from octavo.planner.compression_quality import Evidence, Measured
+from octavo.planner.compression_quality import Evidence, Likelihood, Measured
 from octavo.planner.tables import grid, show_bytes
 
 
@@ -21,6 +21,7 @@ class Compression:
     evidence: tuple[Evidence, ...]
     measured: tuple[Measured, ...]
     wanted: int  # requests
+    likelihoods: tuple[Likelihood, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -42,6 +43,7 @@ def compression_json(found: Compression) -> dict[str, Any]:
         "rows": [_row(found, option) for option in comparison.options],
         "skipped": [{"kv_cache_dtype": name, "reason": reason} for name, reason in comparison.skipped],
         "measured": [asdict(one) for one in found.measured],
+        "likelihoods": [_likelihood(one) for one in found.likelihoods],
         "evidence": [asdict(one) for one in found.evidence],
         "recommendations": [_advice(found, one) for one in found.advices],
         "notes": list(found.notes),
@@ -51,6 +53,8 @@ def compression_json(found: Compression) -> dict[str, Any]:
 def _row(found: Compression, option: Option) -> dict[str, Any]:
     base = found.comparison.baseline
     known = next((one for one in found.measured if one.kv_format == option.kv_format), None)
+    key = (option.heads.name, option.kv_format, option.tokens.name)
+    likely = next((one for one in found.likelihoods if (one.heads, one.kv_format, one.tokens) == key), None)
     return {
         "ways": list(option.ways(base.kv_format)),
         "heads": option.heads.name,
@@ -65,7 +69,20 @@ def _row(found: Compression, option: Option) -> dict[str, Any]:
         "relative": option.kv_bytes / base.kv_bytes,
         "requests": option.requests,
         "kl_mean": known.kl_mean if known is not None and option.ways(base.kv_format) in ((), ("bits",)) else None,
+        "nats_per_token": None if likely is None else likely.nats_per_token,
         "evidence": [at for at, one in enumerate(found.evidence) if any(map(one.is_about, _names(option, base)))],
+    }
+
+
+def _likelihood(one: Likelihood) -> dict[str, Any]:
+    return {
+        "heads": one.heads,
+        "kv_cache_dtype": one.kv_format,
+        "tokens": one.tokens,
+        "num_tokens": one.num_tokens,
+        "nats_per_token": one.nats_per_token,
+        "nats_before": one.nats_before,
+        "perplexity": one.perplexity,
     }
 
 
@@ -99,6 +116,7 @@ def compression_text(found: Compression) -> str:
         *_table("Fewer tokens", comparison.having("tokens"), base),
         *_table("Together", _together(comparison), base),
         *_measured(found.measured),
+        *_likelihoods(found.likelihoods),
         *_evidence(found.evidence),
         f"Recommended, for {found.wanted} at once",
     ]
@@ -160,6 +178,19 @@ def _measured(measured: Sequence[Measured]) -> list[str]:
         for one in measured
     ]
     return ["Measured for this model", *grid(rows), ""]
+
+
+def _likelihoods(likelihoods: Sequence[Likelihood]) -> list[str]:
+    if not likelihoods:
+        return []
+    rows = []
+    for one in likelihoods:
+        row = {name: text for name, text in _likelihood(one).items() if isinstance(text, str)}
+        change = f"{one.nats_per_token - one.nats_before:+.4f}"
+        rows.append(
+            {**row, "nats": f"{one.nats_per_token:.4f}", "change": change, "perplexity": f"{one.perplexity:.2f}"}
+        )
+    return [f"How well this model predicts {likelihoods[0].num_tokens} tokens of the text", *grid(rows), ""]
 
 
 def _evidence(evidence: Sequence[Evidence]) -> list[str]:
