@@ -45,6 +45,8 @@ class Request:
         "banned_token_ids",
         "block_tables",
         "branch",
+        "coasts_from",
+        "coasts_until",
         "drops",
         "finish_reason",
         "group",
@@ -114,6 +116,7 @@ class Request:
         self.is_counted = False  # its prompt stands in the ledger: it has run before
         self.num_preemptions = 0
         self.num_scored_tokens = 0  # positions of the prompt after which the likelihood of the next token was told
+        self.coasts_from = self.coasts_until = 0  # see `Coasting`, whose they are to change; 0: it does not coast
         self.group: Branches | None = None  # None: the only branch
         self.branch = 0  # which of its request; a beam's number only tells it from those that run beside it
         self.block_tables: list[array[int]] = []  # one table of block ids per KV group, all of the same length

@@ -32,7 +32,9 @@ class Room:
         """
         blocks, reserved = self._blocks, 0
         for other in running:
-            reserved += self.still_needed(other) + blocks.num_groups
+            if not other.coasts_until:  # else its blocks cover what it knows until it wakes
+                reserved += self.still_needed(other)
+        reserved += len(running) * blocks.num_groups
         for group in groups:  # branches that are still to come: their tails, and a block for each
             reserved += self.to_join(group, group.joins)
             reserved += (group.num_seats - group.num_running) * blocks.num_groups
@@ -43,9 +45,11 @@ class Room:
 
     def still_needed(self, request: Request) -> int:
         """Blocks that a running request does not hold yet and needs for its known tokens."""
-        num_tokens = request.num_slots(len(request.token_ids))
+        num_tokens, blocks = request.num_slots(len(request.token_ids)), self._blocks
+        if not blocks.windows:
+            return max(0, -(-num_tokens // blocks.block_size) - len(request.block_tables[0])) * blocks.num_groups
         step = min(self._step_tokens, len(request.token_ids) - request.num_computed_tokens)
-        return max(0, self._blocks.spec.blocks_for_tokens(num_tokens, max(1, step)) - request.num_held_blocks)
+        return max(0, blocks.spec.blocks_for_tokens(num_tokens, max(1, step)) - request.num_held_blocks)
 
     def to_hold(self, request: Request, match: PrefixMatch) -> int:
         """By how many the available blocks shrink, at most, while a request attaches and grows to its known tokens."""

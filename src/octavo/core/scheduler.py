@@ -32,6 +32,7 @@ from octavo.core import events
 from octavo.core.admission import Admission
 from octavo.core.block_manager import BlockManager
 from octavo.core.branches import Branches
+from octavo.core.coasting import Coasting, TokenSource
 from octavo.core.config import SchedulerConfig
 from octavo.core.progress import Progress
 from octavo.core.request import PRIORITY_STEP, Request, RequestStatus
@@ -50,7 +51,15 @@ from octavo.errors import InvalidRequestError
 class Scheduler:
     """Owns the requests that were added and have not ended."""
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager, *, vocab_size: int | None = None) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockManager,
+        *,
+        vocab_size: int | None = None,
+        unheard: TokenSource | None = None,
+    ) -> None:
+        """`unheard`: nobody wants to hear every token, and it knows them afterwards; then requests coast."""
         self.config = config
         self.blocks = blocks
         if not (config.enable_prefix_caching and config.enable_kv_cache):
@@ -61,7 +70,8 @@ class Scheduler:
         self._counters = Counters()
         self._admission = Admission(blocks, Room(blocks, config.max_num_batched_tokens))  # the requests that wait
         self._running = Running(blocks, self._admission, self._counters)
-        self._progress = Progress(config, blocks, self._admission, self._running, self._counters)
+        self._coasting = Coasting(config, blocks.block_size, self._counters, unheard)
+        self._progress = Progress(config, blocks, self._admission, self._running, self._counters, self._coasting)
 
     @property
     def has_work(self) -> bool:
@@ -69,7 +79,17 @@ class Scheduler:
 
     @property
     def running(self) -> tuple[Request, ...]:
+        self._catch_up()
         return tuple(self._running.requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running.requests)
+
+    @property
+    def may_coast(self) -> bool:
+        """Whether a plan may leave out the rows of requests that coast."""
+        return self._coasting.is_on
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises CapacityError or InvalidRequestError; then nothing has changed."""
@@ -85,6 +105,7 @@ class Scheduler:
         its blocks. If there is no room to run it at once, it waits and finds what the parent has committed.
         """
         parent = self._progress.requests[parent_id]
+        self._coasting.wake(parent)
         child.token_ids, child.num_prompt_tokens = parent.token_ids[:], parent.num_prompt_tokens
         child.keep = parent.keep
         self._register(child)
@@ -100,41 +121,49 @@ class Scheduler:
         counters.steps += 1
         if self.blocks.listeners:
             self.blocks.tell(events.StepStarted(counters.steps))
-        draft = StepDraft(self.config.max_num_batched_tokens)
+        coasting = self._coasting
         decoding: list[Request] = []
         filling: list[Request] = []
         for request in self._running.requests:
+            if request.coasts_until:
+                if not coasting.is_due(request):
+                    continue
+                coasting.wake(request)
             missing = len(request.token_ids) - request.num_computed_tokens
             if missing:  # else a beam that waits for the others
                 (decoding if missing == 1 else filling).append(request)
+        draft = StepDraft(self.config.max_num_batched_tokens - coasting.num)
         is_short = False
         for request in decoding + filling:
             if request.status is RequestStatus.RUNNING and draft.budget:
                 is_short |= not self._plan_row(request, draft)
         if not is_short and not draft.preempted:
             self._admit(draft)
-        plan = draft.plan(counters.steps)
-        assert plan.rows or not self._progress.requests, "no request makes progress"
+        plan = draft.plan(counters.steps, coasting.rows())
+        assert not plan.is_empty or not self._progress.requests, "no request makes progress"
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         """Take in what the executor did. Only now can others hit the blocks that were computed."""
+        self._coasting.step_taken()
         return self._progress.update(plan, result)
 
     def end(self, request_id: str, finish_reason: str, error: str | None = None, branch: int | None = None) -> bool:
         """End a request, or one branch of it, in whatever state; `take_ended` tells it. False: there is none such."""
+        if request_id in self._progress.requests:
+            self._coasting.wake(self._progress.requests[request_id])
         return self._progress.end(request_id, finish_reason, error, branch)
 
     def end_all(self, finish_reason: str, error: str | None = None) -> None:
-        progress = self._progress
-        for request_id in [*progress.groups, *progress.requests]:
-            progress.end(request_id, finish_reason, error)
+        for request_id in [*self._progress.groups, *self._progress.requests]:
+            self.end(request_id, finish_reason, error)
 
     def take_ended(self) -> list[RequestOutput]:
         """Final outputs of requests that were ended from outside, each told once."""
         return self._progress.take_ended()
 
     def status(self) -> CoreStatus:
+        self._catch_up()
         saved = (self._progress.saved_blocks, self._progress.peak_saved_blocks)
         return core_status(self._counters, self.blocks, self._running.requests, len(self._admission), saved)
 
@@ -142,6 +171,12 @@ class Scheduler:
         """What requests with several branches hold now: all that have not ended, or one."""
         groups = self._progress.groups
         return tuple(group.memory() for name, group in groups.items() if request_id in (None, name))
+
+    def _catch_up(self) -> None:
+        """Before anybody looks."""
+        if self._coasting.num:
+            for request in self._running.requests:
+                self._coasting.catch_up(request)
 
     def _plan_row(self, request: Request, draft: StepDraft) -> bool:
         """Give a running request a row. False: there is not even memory for one token, nor anyone to take it from."""
@@ -177,6 +212,9 @@ class Scheduler:
             assert planned, f"{request.request_id} was admitted without room"
 
     def _preempt(self, request: Request, draft: StepDraft) -> None:
+        if request.coasts_until:
+            self._coasting.wake(request)
+            draft.budget += 1
         name = request.request_id if request.group is None else request.group.request_id
         draft.take_back(name, self._running.preempt(request))
 

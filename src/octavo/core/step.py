@@ -78,15 +78,35 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class CoastingRows:
+    """Further rows of one token each, of requests about which there is nothing else to say (see `core.coasting`).
+
+    Only planned where the executor computes nothing and nobody hears the tokens.
+    """
+
+    num_rows: int = 0  # each draws a token
+    read_tokens: int = 0  # over all of them: tokens known so far, the row's own included
+
+
+NO_COASTING_ROWS = CoastingRows()
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     step_index: int
     copies: tuple[BlockCopy, ...]
     rows: tuple[Row, ...]
     preempted: tuple[str, ...] = ()
+    coasting: CoastingRows = NO_COASTING_ROWS
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        return sum(len(row.token_ids) for row in self.rows) + self.coasting.num_rows
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to carry out."""
+        return not self.rows and not self.coasting.num_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from octavo.core.block_manager import Copies
 from octavo.core.request import Request
-from octavo.core.step import BlockCopy, BranchSample, Row, StepPlan
+from octavo.core.step import BlockCopy, BranchSample, CoastingRows, Row, StepPlan
 
 
 class StepDraft:
@@ -52,5 +52,6 @@ class StepDraft:
             if row is not None:
                 self.budget += len(row.token_ids)
 
-    def plan(self, step_index: int) -> StepPlan:
-        return StepPlan(step_index, tuple(self._copies), tuple(self._rows.values()), tuple(self.preempted))
+    def plan(self, step_index: int, coasting: CoastingRows) -> StepPlan:
+        copies, rows = tuple(self._copies), tuple(self._rows.values())
+        return StepPlan(step_index, copies, rows, tuple(self.preempted), coasting)

@@ -5,6 +5,7 @@ Where octavo itself runs a model, its own `core.kv_spec` counts; a test holds th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -36,8 +37,8 @@ def _engine_formats() -> dict[str, tuple[Stored, Stored]]:
     for name, each in FORMAT_BYTES.items():
         pair = []
         for vector in (each.k, each.v):
-            numbers = max(1, 8 // vector.bits)
-            pair.append(Stored(numbers, numbers * vector.bits // 8, vector.extra_bytes))
+            common = math.gcd(vector.bits, 8)
+            pair.append(Stored(8 // common, vector.bits // common, vector.extra_bytes))
         found[name] = (pair[0], pair[1])
     return found
 
@@ -46,9 +47,7 @@ def _same(numbers: int, num_bytes: int) -> tuple[Stored, Stored]:
     return Stored(numbers, num_bytes), Stored(numbers, num_bytes)
 
 
-# format -> K and V; octavo's own come first
-FORMATS: dict[str, tuple[Stored, Stored]] = {
-    **_engine_formats(),
+_OTHERS: dict[str, tuple[Stored, Stored]] = {
     "fp8": _same(1, 1),
     "int4": _same(2, 1),
     "q8_0": _same(32, 34),
@@ -58,6 +57,9 @@ FORMATS: dict[str, tuple[Stored, Stored]] = {
     "q4_0": _same(32, 18),
     "nvfp4": _same(16, 9),
 }
+# format -> K and V; octavo's own come first, also where others call another one the same
+FORMATS: dict[str, tuple[Stored, Stored]] = {**_engine_formats()}
+FORMATS |= {name: pair for name, pair in _OTHERS.items() if name not in FORMATS}
 # What others call the same.
 FORMAT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fp16": "f16", "fp32": "f32", "half": "f16"}
 _INDEX_SCALE_NUMBERS, _INDEX_SCALE_BYTES = 128, 4  # an index key is kept in fp8 with an f32 scale per 128 numbers

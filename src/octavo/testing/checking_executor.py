@@ -112,6 +112,7 @@ class CheckingExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         if self._keep_plans:
             self.plans.append(plan)
+        assert not plan.coasting.num_rows, "rows that are not written out cannot be checked"
         for copy in plan.copies:
             self._copy(copy)
         ids = [row.request_id for row in plan.rows]
