@@ -63,8 +63,10 @@ def test_a_request_may_say_otherwise(tiny: Path) -> None:
     with LLM(str(tiny), kv_cache_memory=64 * BLOCK_BYTES, threads=1, kv_policy=POLICY) as llm:
         plain, whole, again = [one.token_ids for one in llm.generate([PROMPT] * 3, asked)]
         assert (plain, again) == (bounded, bounded) != (whole, whole)
-    with pytest.raises(InvalidRequestError, match="kv_policy is 'snapkv'"):
-        SamplingParams(kv_policy="snapkv")
+    with pytest.raises(InvalidRequestError, match="kv_policy is 'window'"):
+        SamplingParams(kv_policy="window")
+    with pytest.raises(InvalidRequestError, match="kv_policy is 'snapkv:8,8'; the window of SnapKV is 8; it must be"):
+        SamplingParams(kv_policy="snapkv:8,8")
 
 
 def test_models_that_bound_their_memory_themselves_are_refused(tmp_path: Path) -> None:
@@ -74,5 +76,7 @@ def test_models_that_bound_their_memory_themselves_are_refused(tmp_path: Path) -
 
 
 def test_a_policy_that_is_none_is_refused(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_policy is 'h2o'; it must be all, streaming"):
-        LLM(str(tiny), threads=1, kv_policy="h2o")
+    with pytest.raises(ConfigError, match="kv_policy is 'window'; it must be all, one of streaming"):
+        LLM(str(tiny), threads=1, kv_policy="window")
+    with pytest.raises(ConfigError, match="kv_policy is 'h2o:8,9'; the recent tokens of H2O are 9; they must be"):
+        LLM(str(tiny), threads=1, kv_policy="h2o:8,9")

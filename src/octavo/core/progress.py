@@ -69,6 +69,8 @@ class Progress:
                 outputs += self._end_whole(request, "error", error)
                 continue
             self._counters.account(request, row.start, row.start + num_tokens)
+            if row.weighing is not None and request.kept is not None:
+                request.kept.take(row.weighing, row.start + num_tokens, result.weighed.get(row.request_id))
             self._compute(request, num_tokens)
             if request.group is not None or row.prompt_scores is not None:
                 outputs += self._take_branches(request, row, result)

@@ -56,19 +56,28 @@ class Room:
         blocks, nodes, needed = self._blocks, match.nodes, 0
         ref_count, num_tokens = blocks.pool.ref_count, request.num_slots(len(request.token_ids))
         covering = -(-num_tokens // blocks.block_size)
+        own = self._to_keep(request)
         for group in blocks.windows.growing:
             num_idle = 0
             for node in reversed(nodes):  # whoever holds a node holds those above it
                 if ref_count[node.block_ids[group]]:
                     break
                 num_idle += 1
-            needed += covering + num_idle - len(nodes)
+            needed += max(covering + num_idle - len(nodes), own)
         for group, behind in blocks.windows.behind:
             kept = nodes[max(0, len(nodes) - behind) :]
             num_held = sum(ref_count[node.block_ids[group]] > 0 for node in kept)
             most = blocks.spec.groups[group].blocks_for_tokens(num_tokens, blocks.block_size, self._step_tokens)
             needed += min(most, covering - len(nodes) + len(kept) - num_held)
         return needed
+
+    def _to_keep(self, request: Request) -> int:
+        """Blocks of each group that what it keeps by choice takes: its own, even where others hold what it found."""
+        if request.kept is None:
+            return 0
+        num_tokens = len(request.token_ids)
+        num_dropped = request.kept.drops.num_dropped(num_tokens)
+        return -(-(num_tokens - num_dropped) // self._blocks.block_size) if num_dropped else 0
 
     def to_join(self, group: Branches, joins: Sequence[Join]) -> int:
         """Blocks of their own that branches need to hold their known tokens, beside what they share."""

@@ -33,18 +33,21 @@ from octavo.core.admission import Admission
 from octavo.core.block_manager import BlockManager
 from octavo.core.branches import Branches
 from octavo.core.coasting import Coasting, TokenSource
+from octavo.core.compact import compact, is_due
 from octavo.core.config import SchedulerConfig
+from octavo.core.keep_policy import parse_policy
+from octavo.core.kept import Kept
 from octavo.core.progress import Progress
 from octavo.core.request import PRIORITY_STEP, Request, RequestStatus
 from octavo.core.request_check import check_request
 from octavo.core.request_output import RequestOutput
 from octavo.core.room import Room
 from octavo.core.running import Running
+from octavo.core.selection import SelectionPlan
 from octavo.core.sharing import BranchMemory
 from octavo.core.status import CoreStatus, Counters, core_status
 from octavo.core.step import StepPlan, StepResult
 from octavo.core.step_draft import StepDraft
-from octavo.core.streaming import parse_policy
 from octavo.errors import InvalidRequestError
 
 
@@ -109,7 +112,8 @@ class Scheduler:
         child.token_ids, child.num_prompt_tokens = parent.token_ids[:], parent.num_prompt_tokens
         child.keep = parent.keep
         self._register(child)
-        may_share = parent.drops is None and parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
+        keeps_all = parent.drops is None and child.drops is None
+        may_share = keeps_all and parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
         if may_share and self._running.num_seats < self.config.max_num_seqs:
             self._running.join(parent, child)
         else:
@@ -180,11 +184,14 @@ class Scheduler:
 
     def _plan_row(self, request: Request, draft: StepDraft) -> bool:
         """Give a running request a row. False: there is not even memory for one token, nor anyone to take it from."""
+        if not self._compact(request, draft):
+            return False
         end = min(len(request.token_ids), request.num_computed_tokens + draft.budget)
         if request.group is not None:
             end = min(end, request.group.stop_of(request))
-        if request.drops is not None:
-            end = min(end, request.drops.next_drop(request.num_computed_tokens))
+        drop = None if request.drops is None else request.drops.next_drop(request.num_computed_tokens)
+        if drop is not None:
+            end = min(end, drop)
         copies = self.blocks.grow(request, end)
         while copies is None:
             reach = self.blocks.reach(request)
@@ -197,6 +204,18 @@ class Scheduler:
             copies = self.blocks.grow(request, end)
         draft.add_copies(copies)
         draft.add_row(request, end)
+        return True
+
+    def _compact(self, request: Request, draft: StepDraft) -> bool:
+        """Let a request drop what it must before it goes on. False: there is no memory for what it keeps."""
+        while is_due(request):
+            compaction = compact(self.blocks, request)
+            if compaction is not None:
+                draft.add_compaction(compaction)
+            elif self._running.is_last(request):
+                return False
+            else:
+                self._preempt(self._running.requests[-1], draft)
         return True
 
     def _admit(self, draft: StepDraft) -> None:
@@ -227,7 +246,10 @@ class Scheduler:
             asked = request.params.kv_policy
             request.keep = self._keep if asked is None else parse_policy(asked)
         if request.keep is not None:
-            request.drops = request.keep.plan(self.blocks.block_size)
+            most = request.num_prompt_tokens + params.max_tokens - 1  # the last token is never run
+            request.drops = request.keep.plan(self.blocks.block_size, request.num_prompt_tokens, most)
+        if isinstance(request.drops, SelectionPlan):
+            request.kept = Kept(request.drops)
         check_request(request, self.config, self.blocks.spec, self.blocks.pool.num_blocks, self._vocab_size)
         request.arrival = self._num_arrivals
         request.order = (request.arrival + request.priority * PRIORITY_STEP, request.arrival, 0)

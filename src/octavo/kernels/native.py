@@ -11,7 +11,18 @@ import numpy as np
 
 from octavo.core.seeds import MASK
 from octavo.errors import ConfigError, KernelError
-from octavo.kernels.ops import F32, F64, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import (
+    F32,
+    F64,
+    I32,
+    U8,
+    AttentionBatch,
+    AttentionProjection,
+    KVLayer,
+    PackedLinear,
+    RopeTable,
+    WeighedRows,
+)
 
 try:
     from octavo.kernels import _native
@@ -152,6 +163,12 @@ class NativeOps:
     ) -> None:
         table, view = self._batch_view(batch, kv.group), self._view(kv)
         self._kernels.paged_attention(q, table, view, scale, out, window, softcap, sinks)
+
+    def attention_mass(
+        self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, rows: WeighedRows, layer: int
+    ) -> None:
+        table, view = self._batch_view(batch, kv.group), self._view(kv)
+        self._kernels.attention_mass(q, table, view, scale, rows.sequence, rows.first, rows.mass[layer])
 
     def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
         table, view = self._batch_view(batch, kv.group), self._view(kv)

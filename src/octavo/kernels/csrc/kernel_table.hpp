@@ -89,6 +89,14 @@ struct AttentionArgs {
   void* scratch;       // attention_scratch_bytes or latent_scratch_bytes, 64-byte aligned
 };
 
+// The rows [first_row, first_row + num_rows) of one sequence of a batch; of attention: q, batch, kv, num_heads, scale, scratch.
+struct MassArgs {
+  AttentionArgs attention;
+  int sequence, first_row, num_rows;
+  int64_t* mass;  // [num_kv_heads, num_slots], added to
+  int num_slots;  // at least those that the last row sees
+};
+
 struct DrawSettings {
   double temperature, top_k, top_p, min_p, number;  // temperature 0: the highest; number: from [0, 1)
 };
@@ -121,6 +129,8 @@ struct KernelTable {
   void (*rope_write)(ThreadPool&, const RopeWriteArgs&);
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*paged_attention)(ThreadPool&, const AttentionArgs&);
+  size_t (*mass_scratch_bytes)(const MassArgs&, int num_threads);
+  void (*attention_mass)(ThreadPool&, const MassArgs&);
   void (*latent_write)(ThreadPool&, const LatentWriteArgs&);
   size_t (*latent_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*latent_attention)(ThreadPool&, const AttentionArgs&);

@@ -232,6 +232,16 @@ class Kernels {
     table_->paged_attention(pool_, args);
   }
 
+  void attention_mass(const CF3& q, BatchView& batch, const KVView& kv, float scale, int sequence, int first_row, const L2& mass) {
+    require(!kv.args.is_latent, "attention_mass reads K of KV heads, not latents");
+    MassArgs args = mass_args(q, batch, kv, scale, sequence, first_row, mass);
+    if (args.num_rows == 0) return;
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    args.attention.scratch = scratch_.reserve(table_->mass_scratch_bytes(args, pool_.num_threads()));
+    table_->attention_mass(pool_, args);
+  }
+
   void latent_attention(const CF3& q, BatchView& batch, const KVView& kv, int rank, float scale, const F3& out) {
     require(kv.args.is_latent, "latent_attention reads latents; use paged_attention for pairs of K and V");
     require(rank >= 16 && rank % 16 == 0 && rank <= kv.args.head_dim, "rank must be a multiple of 16 up to head_dim");
@@ -347,6 +357,8 @@ NB_MODULE(_native, m) {
       .def("gated_mlp", &Kernels::gated_mlp, nb::arg("hidden").noconvert(), nb::arg("norm"), nb::arg("eps"), nb::arg("gate_up"), nb::arg("down"))
       .def("paged_attention", &Kernels::paged_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),
            nb::arg("out").noconvert(), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").none())
+      .def("attention_mass", &Kernels::attention_mass, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),
+           nb::arg("sequence"), nb::arg("first_row"), nb::arg("mass").noconvert())
       .def("latent_write", &Kernels::latent_write, nb::arg("latent"), nb::arg("batch"), nb::arg("kv"))
       .def("latent_attention", &Kernels::latent_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("rank"), nb::arg("scale"),
            nb::arg("out").noconvert())

@@ -22,6 +22,8 @@ void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args);
 void rope_write(ThreadPool& pool, const RopeWriteArgs& args);
 size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads);
 void paged_attention(ThreadPool& pool, const AttentionArgs& args);
+size_t mass_scratch_bytes(const MassArgs& args, int num_threads);
+void attention_mass(ThreadPool& pool, const MassArgs& args);
 void latent_write(ThreadPool& pool, const LatentWriteArgs& args);
 size_t latent_scratch_bytes(const AttentionArgs& args, int num_threads);
 void latent_attention(ThreadPool& pool, const AttentionArgs& args);
