@@ -57,9 +57,12 @@ class Coasting:
         """A step was carried out: those that coast have one token more."""
         self._num_steps += 1
 
-    def is_due(self, request: Request) -> bool:
-        """Whether one that coasts needs a row in the next step."""
-        return request.coasts_until <= self._num_steps
+    def wake_if_due(self, request: Request) -> bool:
+        """Whether one that coasts needs a row in the next step, and coasts no more."""
+        if request.coasts_until > self._num_steps:
+            return False
+        self.wake(request)
+        return True
 
     def begin(self, request: Request) -> None:
         """A request has just drawn a token and goes on: it coasts, if its next steps are all alike."""
@@ -82,6 +85,12 @@ class Coasting:
             self.num -= 1
             self._start_sum -= request.num_computed_tokens - self._num_steps
             request.coasts_from = request.coasts_until = 0
+
+    def catch_up_all(self, requests: Sequence[Request]) -> None:
+        """Before anybody looks at them."""
+        if self.num:
+            for request in requests:
+                self.catch_up(request)
 
     def catch_up(self, request: Request) -> None:
         """Make up for the steps that the request coasted through so far."""

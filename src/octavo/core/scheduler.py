@@ -82,7 +82,7 @@ class Scheduler:
 
     @property
     def running(self) -> tuple[Request, ...]:
-        self._catch_up()
+        self._coasting.catch_up_all(self._running.requests)
         return tuple(self._running.requests)
 
     @property
@@ -114,25 +114,20 @@ class Scheduler:
         self._register(child)
         keeps_all = parent.drops is None and child.drops is None
         may_share = keeps_all and parent.status is RequestStatus.RUNNING and self.config.enable_kv_cache
-        if may_share and self._running.num_seats < self.config.max_num_seqs:
-            self._running.join(parent, child)
-        else:
-            self._admission.enter(child)
+        has_seat = self._running.num_seats < self.config.max_num_seqs
+        self._running.join(parent, child) if may_share and has_seat else self._admission.enter(child)
 
     def schedule(self) -> StepPlan:
         """Decide the next step. Every request that has not ended makes progress, waits or stands still (see above)."""
-        counters = self._counters
+        counters, coasting = self._counters, self._coasting
         counters.steps += 1
         if self.blocks.listeners:
             self.blocks.tell(events.StepStarted(counters.steps))
-        coasting = self._coasting
         decoding: list[Request] = []
         filling: list[Request] = []
         for request in self._running.requests:
-            if request.coasts_until:
-                if not coasting.is_due(request):
-                    continue
-                coasting.wake(request)
+            if request.coasts_until and not coasting.wake_if_due(request):
+                continue
             missing = len(request.token_ids) - request.num_computed_tokens
             if missing:  # else a beam that waits for the others
                 (decoding if missing == 1 else filling).append(request)
@@ -167,20 +162,14 @@ class Scheduler:
         return self._progress.take_ended()
 
     def status(self) -> CoreStatus:
-        self._catch_up()
-        saved = (self._progress.saved_blocks, self._progress.peak_saved_blocks)
-        return core_status(self._counters, self.blocks, self._running.requests, len(self._admission), saved)
+        self._coasting.catch_up_all(self._running.requests)
+        waiting, saved = len(self._admission), (self._progress.saved_blocks, self._progress.peak_saved_blocks)
+        return core_status(self._counters, self.blocks, self._running.requests, waiting, saved)
 
     def branch_memory(self, request_id: str | None = None) -> tuple[BranchMemory, ...]:
         """What requests with several branches hold now: all that have not ended, or one."""
         groups = self._progress.groups
         return tuple(group.memory() for name, group in groups.items() if request_id in (None, name))
-
-    def _catch_up(self) -> None:
-        """Before anybody looks."""
-        if self._coasting.num:
-            for request in self._running.requests:
-                self._coasting.catch_up(request)
 
     def _plan_row(self, request: Request, draft: StepDraft) -> bool:
         """Give a running request a row. False: there is not even memory for one token, nor anyone to take it from."""
