@@ -1,6 +1,6 @@
 """What `octavo compress --measure` finds of a model on a text, with machine and commit beside it.
 
-python benchmarks/quality/compress.py MODEL --text FILE [--context 4K] [--tokens 1500] --out benchmarks/results/NAME.json
+python benchmarks/quality/compress.py MODEL --text FILE [--context 4K] [--tokens 1500] --out FILE.json
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "numpy": version("numpy")},
         "commit": commit,
-        "command": f"python {Path(sys.argv[0]).name} {given.model.name} --text {given.text.name} --tokens {given.tokens}",
+        "command": f"python compress.py {given.model.name} --text {given.text.name} --tokens {given.tokens}",
     }
     result = {name: found[name] for name in KEPT}
     given.out.write_text(json.dumps({"about": about, **result}, indent=1) + "\n")

@@ -157,3 +157,6 @@ def test_a_size_serves_pieces_of_any_kind() -> None:
             choose_size([Pieces(96 * scale, 2, is_bounded=False), Pieces(100 * scale, 1, is_bounded=True)])
             == 192 * scale
         )
+    tail = Pieces(40, 6, is_bounded=True, is_counted=False)
+    assert choose_size([Pieces(100, 6, is_bounded=False), tail]) == 600, "what the tail leaves unused does not matter"
+    assert choose_size([Pieces(100, 6, is_bounded=False), Pieces(40, 6, is_bounded=True)]) == 300

@@ -133,7 +133,7 @@ def test_the_first_turns_of_sharegpt_are_as_long_as_the_papers(data: Path) -> No
     """Kwon et al. 2023, figure 11: prompts of 161.31 tokens and answers of 337.99 in the mean.
 
     This file has each turn of a talk with all that was said before: its first turns are what they sent. Its answers are
-    longer; it was collected later, and counted by another tokenizer.
+    longer, and counted by another tokenizer.
     """
     load = opt_13b_load(data, only_first_turns=True, count=10_000)
     prompt = statistics.mean(one.prompt for one in load.requests)

@@ -36,6 +36,7 @@ class Pieces:
     num_bytes: int  # of one of them, for a token or for a block: the same for all
     count: int
     is_bounded: bool  # a sequence takes no more of it, however long it is: layers with a window
+    is_counted: bool = True  # whether it matters what they leave unused; not of what a sequence has one block of
 
     def num_groups(self, size: int) -> int:
         """Groups that they are split over, where a block has so many bytes."""
@@ -76,8 +77,9 @@ def choose_size(pieces: Sequence[Pieces]) -> int:
 
 def _padding(pieces: Sequence[Pieces], size: int) -> tuple[float, float]:
     """The unused share of what is not bounded, and of what is."""
-    growing = [one for one in pieces if not one.is_bounded]
-    return _unused(growing, size), _unused([one for one in pieces if one.is_bounded], size)
+    counted = [one for one in pieces if one.is_counted]
+    growing, bounded = ([one for one in counted if one.is_bounded == side] for side in (False, True))
+    return _unused(growing, size), _unused(bounded, size)
 
 
 def _unused(pieces: Sequence[Pieces], size: int) -> float:
