@@ -44,6 +44,35 @@ def test_a_text_beyond_the_pool_is_answered_and_the_loss_is_said(tiny: Path) -> 
         assert answer.token_ids != first.token_ids
 
 
+@pytest.mark.parametrize(
+    ("policy", "most_blocks", "words", "num_dropped", "num_found"),
+    [
+        ("h2o:32,16,16", 3, "nothing comes from the prefix cache", 96, 0),
+        ("snapkv:32,8,3", 5, "a text keeps 32 tokens of its prompt in each head", 38, 62),
+    ],
+)
+def test_what_attention_chose_is_kept_and_the_loss_is_said(
+    tiny: Path, policy: str, most_blocks: int, words: str, num_dropped: int, num_found: int
+) -> None:
+    pool = 16 * BLOCK_BYTES
+    with LLM(str(tiny), kv_cache_memory=pool, max_model_len=130, threads=1, kv_policy=policy) as llm:
+        (told,) = llm.model.degraded
+        assert words in told
+        assert policy in told
+        (first,) = llm.generate(PROMPT, GREEDY)
+        whole, again = llm.generate([PROMPT] * 2, [replace(GREEDY, kv_policy="all"), GREEDY])
+        assert first.token_ids == again.token_ids != whole.token_ids
+        assert again.num_cached_tokens == num_found
+        status = llm.model.core.status()
+        assert status.dropped_tokens == 2 * num_dropped
+        assert status.used_blocks == 0
+        with pytest.raises(InvalidRequestError, match="it goes with n 1"):
+            llm.generate(PROMPT, SamplingParams(n=2))
+    small = most_blocks * BLOCK_BYTES
+    with LLM(str(tiny), kv_cache_memory=small, threads=1, kv_policy=policy) as llm:
+        assert llm.generate(PROMPT, replace(GREEDY, max_tokens=40))[0].token_ids == first.token_ids[:40]
+
+
 def test_until_something_is_dropped_answers_are_those_of_the_whole_text(tiny: Path) -> None:
     short = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     answers = []

@@ -9,8 +9,14 @@ from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import I64, MASS_UNITS, Ops, WeighedRows
 from octavo.kernels.reference import ReferenceOps
 from octavo.kv_formats import layout
-from tests.kernels.paged_case import Geometry, Piece, Pool, Stored, batch_of, cases, few_cases, holds, random_sequence
+from tests.kernels.paged_case import CASES, FEW_CASES, Geometry, Piece, Pool, Stored, batch_of, holds, random_sequence
 
+# Formats in which a token has bytes of its own: with others no tokens are dropped.
+BY_TOKEN = ("f32", "bf16", "f16", "fp8_e4m3", "fp8_e5m2", "int8", "k8v4")
+cases, few_cases = (
+    pytest.mark.parametrize(("instruction_set", "kv_format"), [one for one in all_ if one.values[1] in BY_TOKEN])
+    for all_ in (CASES, FEW_CASES)
+)
 SHAPES = [(9, 3, 64), (2, 2, 48), (8, 1, 32)]
 
 
