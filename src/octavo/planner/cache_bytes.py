@@ -37,8 +37,8 @@ def _engine_formats() -> dict[str, tuple[Stored, Stored]]:
     for name, each in FORMAT_BYTES.items():
         pair = []
         for vector in (each.k, each.v):
-            common = math.gcd(vector.bits, 8)
-            pair.append(Stored(8 // common, vector.bits // common, vector.extra_bytes))
+            numbers = 8 // math.gcd(8, vector.bits)  # the fewest that fill whole bytes
+            pair.append(Stored(numbers, numbers * vector.bits // 8, vector.extra_bytes))
         found[name] = (pair[0], pair[1])
     return found
 
@@ -49,7 +49,6 @@ def _same(numbers: int, num_bytes: int) -> tuple[Stored, Stored]:
 
 _OTHERS: dict[str, tuple[Stored, Stored]] = {
     "fp8": _same(1, 1),
-    "int4": _same(2, 1),
     "q8_0": _same(32, 34),
     "q5_1": _same(32, 24),
     "q5_0": _same(32, 22),
