@@ -104,8 +104,7 @@ class Request:
         ending = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self.stop_token_ids = frozenset(ending)
         self.banned_token_ids = tuple(sorted(self.stop_token_ids)) if params.min_tokens else ()
-        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self.needs_token_history = penalties != (1.0, 0.0, 0.0)
+        self.needs_token_history = params.has_penalty
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None

@@ -99,6 +99,11 @@ class SamplingParams:
                 raise InvalidRequestError(str(error), param="kv_policy") from error
 
     @property
+    def has_penalty(self) -> bool:
+        """Whether what was generated, or the prompt, changes the logits."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 

@@ -103,6 +103,8 @@ def compare(geometry: Geometry, request: PlanRequest) -> Comparison:
     pools, options = _Pools(geometry, replace(request, kv_cache_memory=budget)), []
     for heads, groups in _heads(geometry):
         for kv_format in formats:
+            if _why_not(groups, kv_format):
+                continue  # the heads that it is combined with cannot have it
             for tokens in _tokens(plan, groups, kv_format):
                 options.append(pools.option(heads, groups, kv_format, tokens))
     own = plan.cache.kv_format
@@ -156,15 +158,23 @@ def _formats(plan: Plan) -> tuple[list[str], list[tuple[str, str]]]:
     for name in FORMAT_BYTES:
         if name == plan.cache.kv_format:
             continue
-        try:
-            for group in plan.cache.groups:
-                if group.head_dim:
-                    vector_bytes(name, group.head_dim, "pair" if group.v_head_dim else "latent")
-        except ConfigError as error:
-            skipped.append((name, str(error)))
+        reason = _why_not(plan.cache.groups, name)
+        if reason:
+            skipped.append((name, reason))
         else:
             found.append(name)
     return found, skipped
+
+
+def _why_not(groups: tuple[KVGroup, ...], kv_format: str) -> str:
+    """Why they cannot have a format of the engine's; nothing where they can."""
+    try:
+        for group in groups:
+            if group.head_dim and kv_format in FORMAT_BYTES:
+                vector_bytes(kv_format, group.head_dim, "pair" if group.v_head_dim else "latent")
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _heads(geometry: Geometry) -> Iterator[tuple[Heads, tuple[KVGroup, ...]]]:
