@@ -103,7 +103,7 @@ def compare(geometry: Geometry, request: PlanRequest) -> Comparison:
     pools, options = _Pools(geometry, replace(request, kv_cache_memory=budget)), []
     for heads, groups in _heads(geometry):
         for kv_format in formats:
-            if _why_not(groups, kv_format):
+            if kv_format != plan.cache.kv_format and _why_not(groups, kv_format):
                 continue  # the heads that it is combined with cannot have it
             for tokens in _tokens(plan, groups, kv_format):
                 options.append(pools.option(heads, groups, kv_format, tokens))
