@@ -16,7 +16,7 @@ import platform
 import statistics
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,12 @@ class Pool:
         self.kv_format = kv_format
         self.bytes_per_token = NUM_KV_HEADS * vector_bytes(kv_format, HEAD_DIM)  # of one layer
         layer_bytes = BLOCK_SIZE * self.bytes_per_token
-        block_bytes, num_blocks = NUM_LAYERS * layer_bytes, POOL_TOKENS // BLOCK_SIZE
+        tail_bytes = (
+            0  # of a layer: bf16 keys of the same tokens, where the format has tails; read of the last tile only
+        )
+        if FORMAT_BYTES[kv_format].tail_format is not None:
+            tail_bytes = BLOCK_SIZE * NUM_KV_HEADS * vector_bytes("bf16", HEAD_DIM, "tail")
+        block_bytes, num_blocks = NUM_LAYERS * (layer_bytes + tail_bytes), POOL_TOKENS // BLOCK_SIZE
         rng = np.random.default_rng(0)
         memory = np.empty(num_blocks * block_bytes + 64, np.uint8)
         offset = -memory.ctypes.data % 64
@@ -80,7 +85,16 @@ class Pool:
             KVLayer(pool, block_bytes, i * layer_bytes, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, kv_format)
             for i in range(NUM_LAYERS)
         ]
-        pool.reshape(-1, sum(layout.tile_bytes(self.layers[0])))[...] = self._random_tile(rng)
+        blocks, tile = pool.reshape(num_blocks, block_bytes), self._random_tile(rng)
+        blocks[:, : NUM_LAYERS * layer_bytes] = np.tile(tile, NUM_LAYERS * layer_bytes // len(tile))
+        if tail_bytes:
+            blocks[:, NUM_LAYERS * layer_bytes :] = 0
+            places = [NUM_LAYERS * layer_bytes + i * tail_bytes for i in range(NUM_LAYERS)]
+            tails = [
+                replace(layer, layer_offset=place, kv_format="bf16", group=1, kind="tail")
+                for layer, place in zip(self.layers, places, strict=True)
+            ]
+            self.layers = [replace(layer, tail=tail) for layer, tail in zip(self.layers, tails, strict=True)]
         self.blocks = (rng.permutation(num_blocks) if shuffled else np.arange(num_blocks)).astype(np.int32)
         self.q: F32 = rng.standard_normal((5456, NUM_HEADS, HEAD_DIM), np.float32)
         self.out = np.empty_like(self.q)
@@ -105,7 +119,7 @@ class Pool:
         """Sequences of these lengths, each with its last `num_rows` rows in the step."""
         table = np.stack([self.take(n) for n in lengths])
         starts = np.array([n - num_rows for n in lengths], np.int32)
-        return AttentionBatch(np.arange(len(lengths) + 1, dtype=np.int32) * num_rows, starts, table[None])
+        return AttentionBatch(np.arange(len(lengths) + 1, dtype=np.int32) * num_rows, starts, np.stack([table, table]))
 
 
 class Runner:

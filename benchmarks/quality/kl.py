@@ -52,8 +52,8 @@ class Octavo:
         self._model = model
         num_blocks = -(-chunk // BLOCK_SIZE)
         groups = model.kv_groups(kv_dtype)
-        self._storage = KVStorage(KVSpec(groups, BLOCK_SIZE), num_blocks)
-        self._tables = np.tile(np.arange(num_blocks, dtype=np.int32), (len(groups), 1, 1))
+        self._storage = KVStorage(KVSpec(groups, BLOCK_SIZE), len(groups) * num_blocks)
+        self._tables = np.arange(len(groups) * num_blocks, dtype=np.int32).reshape(len(groups), 1, num_blocks)
 
     def logits(self, ids: I32, vocab_size: int) -> F32:
         start = np.array([0, len(ids)], np.int32)

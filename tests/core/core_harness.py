@@ -30,16 +30,20 @@ from octavo.testing.checking_executor import CheckingExecutor, candidates_of, ex
 VOCAB_SIZE = 3
 
 
-Windows = Sequence[int | None]  # of each KV group; None: all tokens are kept
+Windows = Sequence[int | None]  # of each KV group; None: all tokens are kept; 0: those of the block that fills (a tail)
 
 
 def kv_spec(block_size: int, windows: Windows = (None,)) -> KVSpec:
-    groups = tuple(KVGroupSpec(f"group{g}", (g,), 1, 16, "bf16", window=one) for g, one in enumerate(windows))
-    return KVSpec(groups, block_size)
+    pairs = [KVGroupSpec(f"group{g}", (g,), 1, 16, "bf16", window=one) for g, one in enumerate(windows) if one != 0]
+    tail = KVGroupSpec("tail", (0,), 1, 16, "bf16", window=16, kind="tail", padding_bytes_per_token=32)
+    groups = iter(pairs)
+    return KVSpec(tuple(tail if one == 0 else next(groups) for one in windows), block_size)
 
 
 def blocks_behind(window: int, block_size: int) -> int:
-    """Full blocks that a window keeps: those of the window - 1 tokens before a block's edge; at least one."""
+    """Full blocks that a window keeps: those of the window - 1 tokens before a block's edge; at least one; 0: none."""
+    if not window:
+        return 0
     return max(1, len({(10**6 * block_size - back) // block_size for back in range(1, window)}))
 
 
@@ -455,7 +459,9 @@ class Harness:
     def _hear(self, event: events.Event) -> None:
         self.events.append(event)
         if isinstance(event, events.BlocksCommitted):
-            above = {self.resident[block][1] for block in event.parent_block_ids} or {event.namespace.encode() + b"|"}
+            above = {self.resident[block][1] for block in event.parent_block_ids if block != GONE} or {
+                event.namespace.encode() + b"|"
+            }
             (path,) = above
             for place, block in enumerate((*event.twins, *event.blocks)):
                 path += block.tokens

@@ -24,9 +24,9 @@ GEOMETRIES = st.builds(
     LayerGeometry,
     st.integers(1, 8),
     st.sampled_from([16, 64, 128, 256]),
-    st.sampled_from(["f32", "bf16"]),
+    st.sampled_from(["f32", "bf16", "bf16", "int4"]),
     st.sampled_from([None, 128, 512]),
-)
+).filter(lambda one: one.kv_format != "int4" or one.head_dim % 32 == 0)
 
 
 @given(st.lists(GEOMETRIES, min_size=1, max_size=3).flatmap(lambda kinds: st.lists(st.sampled_from(kinds), min_size=1)))
@@ -34,8 +34,16 @@ GEOMETRIES = st.builds(
 def test_every_layer_once_in_blocks_of_equal_bytes(layers: list[LayerGeometry]) -> None:
     groups = build_groups(layers)
     spec = KVSpec(groups, 16)  # refuses blocks of different bytes
+    tails = [group for group in groups if group.kind == "tail"]
+    assert groups[len(groups) - len(tails) :] == tuple(tails), "tails come last"
+    in_tails = sorted(index for group in tails for index in group.layer_indices)
+    assert in_tails == [index for index, layer in enumerate(layers) if layer.kv_format == "int4"]
+    for group in tails:
+        assert (group.kv_format, group.num_blocks_behind(16)) == ("bf16", 0)
+        assert group.layer_bytes_per_token == 2 * group.num_kv_heads * group.head_dim
+    every, groups = groups, groups[: len(groups) - len(tails)]
     assert sorted(index for group in groups for index in group.layer_indices) == list(range(len(layers)))
-    assert len({group.name for group in groups}) == len(groups)
+    assert len({group.name for group in every}) == len(every)
     for group in groups:
         assert list(group.layer_indices) == sorted(group.layer_indices)
         assert group.padding_bytes_per_token >= 0
@@ -50,9 +58,10 @@ def test_every_layer_once_in_blocks_of_equal_bytes(layers: list[LayerGeometry]) 
             )
     lives = [group.window is not None for group in groups]
     assert lives == sorted(lives), "those that keep all tokens come first"
-    whole = sum(group.bytes_per_token + group.padding_bytes_per_token for group in groups) * 16
-    assert whole - spec.bytes_per_token * 16 == spec.padding_bytes_per_block
-    assert build_groups(layers) == groups
+    whole = sum(group.bytes_per_token + group.padding_bytes_per_token for group in every) * 16
+    used = spec.bytes_per_token + sum(group.bytes_per_token for group in tails)
+    assert whole - used * 16 == spec.padding_bytes_per_block
+    assert build_groups(layers) == every
 
 
 def pattern(full: int, window: int, *, shape: tuple[int, int] = (1, 256)) -> list[LayerGeometry]:
@@ -134,7 +143,8 @@ def test_some_layers_in_another_format(layers: list[LayerGeometry], formats: dic
     wanted = [replace(layer, kv_format=formats.get(index, layer.kv_format)) for index, layer in enumerate(layers)]
     assert layers_of(groups) == wanted
     spec = KVSpec(groups, 16)
-    assert spec.bytes_per_block * len(groups) == 16 * spec.bytes_per_token + spec.padding_bytes_per_block
+    used = sum(group.bytes_per_token for group in groups)
+    assert spec.bytes_per_block * len(groups) == 16 * used + spec.padding_bytes_per_block
 
 
 def test_formats_have_one_name_together() -> None:
@@ -143,3 +153,24 @@ def test_formats_have_one_name_together() -> None:
     assert format_words(with_formats(groups, dict.fromkeys((0, 1, 2, 7), "bf16"))) == "int8 (bf16 in layers 0-2,7)"
     assert format_words(with_formats(groups, {0: "f32", 4: "bf16"})) == "int8 (bf16 in layers 4, f32 in layers 0)"
     assert format_words(with_formats(groups, dict.fromkeys(range(9), "f16"))) == "f16"
+
+
+def test_int4_takes_about_a_third_and_has_a_tail() -> None:
+    """SmolLM2-135M: 84 bytes a token and head instead of 256; keys of the block that fills in two blocks a sequence."""
+    groups = build_groups([LayerGeometry(3, 64, "int4")] * 30)
+    spec = KVSpec(groups, 16)
+    assert [(group.name, group.kind, len(group.layer_indices)) for group in groups] == [
+        ("full", "pair", 30),
+        ("tail/1", "tail", 15),
+        ("tail/2", "tail", 15),
+    ]
+    assert spec.bytes_per_token == 30 * 3 * 84
+    assert spec.bytes_per_block == 16 * 30 * 3 * 84
+    assert spec.blocks_for_tokens(1000) == 63 + 2
+    assert spec.blocks_for_tokens(1000, 512) == 63 + 2 * 33
+    assert "quantises keys by whole tiles (KV format int4)" in (spec.why_all_are_kept or "")
+
+
+def test_a_tail_needs_a_window() -> None:
+    with pytest.raises(ConfigError, match="tail without a window"):
+        KVGroupSpec("tail", (0,), 1, 32, "bf16", kind="tail")

@@ -20,6 +20,7 @@ from tests.core.core_harness import Harness, most_blocks
 SIZE = 4
 BOTH: list[tuple[int | None, ...]] = [(window,) for window in (1, 2, 4, 5, 6, 9, 13)]
 BOTH += [(None, window) for window in (1, 2, 4, 5, 6, 9, 13)] + [(3, None, 10)]
+BOTH += [(None, 0), (5, 0, 0)]  # 0: a tail, of which only the block that fills is kept
 
 
 def text(seed: int, length: int) -> list[int]:

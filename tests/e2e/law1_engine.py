@@ -38,7 +38,7 @@ Ids = Sequence[int]
 
 def fill_slots_with_nan(kv: KVLayer, block_id: int, first_slot: int) -> None:
     """NaN in K and V, or the latent, of slots [first_slot, block_size) of one layer: all bits set, or by the codec."""
-    if kv.kv_format not in ("f32", "bf16"):
+    if kv.kv_format not in ("f32", "bf16") or kv.kind == "tail":
         fill_by_codec(kv, block_id, first_slot)
         return
     item = np.uint16 if kv.kv_format == "bf16" else np.uint32
@@ -70,7 +70,10 @@ def fill_by_codec(kv: KVLayer, block_id: int, first_slot: int) -> None:
         slot = max(0, first_slot - 16 * tile)
         nothing = np.full((16 - slot, kv.head_dim), np.nan, np.float32)
         for head in range(kv.num_kv_heads):
-            form.write_k(heads[head, tile, :k_bytes], slot, nothing)
+            if kv.tail is None:
+                form.write_k(heads[head, tile, :k_bytes], slot, nothing)
+            else:  # K of a tile that is not full: nobody reads it
+                form.write_k(heads[head, tile, :k_bytes], 0, np.full((16, kv.head_dim), np.nan, np.float32))
             if v_bytes:
                 form.write_v(heads[head, tile, k_bytes:], slot, nothing)
 
@@ -98,7 +101,7 @@ class Recorder:
         lengths = np.diff(batch.query_start)
         for sequence, (start, length) in enumerate(zip(batch.slots, lengths, strict=True)):
             for index in range(int(start) // size, (int(start) + int(length) - 1) // size + 1):
-                for kv in kv_layers:
+                for kv in (*kv_layers, *(kv.tail for kv in kv_layers if kv.tail is not None)):
                     block_id = int(batch.block_tables[kv.group, sequence, index])
                     fill_slots_with_nan(kv, block_id, max(0, int(start) - index * size))
         self.logits = self._model.forward(token_ids, batch, kv_layers, logits_rows)

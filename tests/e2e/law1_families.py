@@ -46,10 +46,10 @@ def after_preemption(make: MakeEngine, prompt: Ids, num_tokens: int) -> None:
     """The smallest pool in which both can run is too small for both at once."""
     params = replace(with_tokens(GREEDY, num_tokens), ignore_eos=True)
     expected = cases.cold(make, prompt, params)
-    spec = make().spec
-    needed = spec.blocks_for_tokens(len(prompt) + num_tokens, SchedulerConfig().max_num_batched_tokens)
+    spec, config = make().spec, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16)
+    needed = spec.blocks_for_tokens(len(prompt) + num_tokens, config.max_num_batched_tokens)
     for extra in range(needed):
-        engine = make(num_blocks=needed + extra)
+        engine = make(num_blocks=needed + extra, config=config)
         engine.add("first", cases.other_ids(1, len(prompt), engine.recorder.config.vocab_size), params)
         engine.add("target", prompt, params)
         engine.run()

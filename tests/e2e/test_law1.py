@@ -13,6 +13,7 @@ from octavo.engine.tokenizer import Tokenizer
 from octavo.kernels.native import NativeOps
 from octavo.models.loader import CausalLM, load_model, open_model
 from tests.e2e import law1_cases as cases
+from tests.e2e import law1_families as families
 from tests.e2e.law1_engine import GREEDY, Answer, Engine, Ids, assert_same, with_tokens
 
 TEXT = (
@@ -168,7 +169,25 @@ def test_other_weights(smollm2_path: Path, prompt: Ids, expected: Answer, weight
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_every_dtype(smollm2_path: Path, prompt: Ids, weights_dtype: str, kv_format: str, block_size: int) -> None:
     load = loader(smollm2_path, 2, weights_dtype)
-    cases.gauntlet(lambda **settings: load(kv_format, block_size=block_size, **settings), prompt)
+    if FORMAT_BYTES[kv_format].tail_format is not None:  # several KV groups
+        settings = {"block_size": block_size, "num_blocks": 256}
+        families.gauntlet(lambda **more: load(kv_format, **{**settings, **more}), prompt, offsets=range(13, 99, 17))
+    else:
+        cases.gauntlet(lambda **settings: load(kv_format, block_size=block_size, **settings), prompt)
+
+
+def test_int4_kv(make: Callable[..., Engine], prompt: Ids, expected: Answer) -> None:
+    """Keys are quantised as their tile fills: hits, chunks and company see the same."""
+
+    def other(**settings: object) -> Engine:
+        return make("int4", **{"num_blocks": 192, **settings})
+
+    kept = cases.cold(other, prompt)
+    assert kept.logits[0].tobytes() != expected.logits[0].tobytes(), "int4 KV is another format, and shows"
+    families.warm_at_offset(other, prompt, kept, 73)
+    cases.in_chunks(other, prompt, kept, 7)
+    families.fork(other, prompt, 3)
+    families.in_a_crowd(other, prompt, kept)
 
 
 @pytest.mark.large

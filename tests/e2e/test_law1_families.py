@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 
+from octavo.errors import ConfigError
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.models.loader import load_model, open_model
 from tests.e2e import law1_cases as cases
@@ -39,6 +41,35 @@ def _engine(model, ops, kv_format, count, *, num_blocks=None, **settings) -> Eng
 def test_every_case(family: str, tmp_path: Path) -> None:
     make = maker(make_family(tmp_path / "model", family))
     families.gauntlet(make, PROMPT, offsets=range(13, 99, 17))
+
+
+def large(*values: object) -> ParameterSet:
+    return pytest.param(*values, marks=pytest.mark.large)
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_format"),
+    [
+        ("gemma3", "int4"),
+        ("deepseek_v2", "int8"),
+        *[large("gemma3", kv_format) for kv_format in ("f16", "fp8_e4m3", "fp8_e5m2", "int8", "k8v4")],
+        *[large("gpt_oss", kv_format) for kv_format in ("f16", "fp8_e4m3", "int8", "k8v4", "int4")],
+        *[large("deepseek_v2", kv_format) for kv_format in ("f16", "fp8_e4m3", "fp8_e5m2", "k8v4")],
+        *[large("deepseek_v3", kv_format) for kv_format in ("f16", "fp8_e4m3", "int8")],
+    ],
+)
+def test_every_case_of_windows_and_latents_in_small_formats(family: str, kv_format: str, tmp_path: Path) -> None:
+    """Windows with tails beside them, one KV head for all, latents with scales."""
+    changes: dict[str, int] = {} if family.startswith("deepseek") else {"head_dim": 32}
+    if family == "gemma3":
+        changes["num_key_value_heads"] = 1
+    make = maker(make_family(tmp_path / "model", family, **changes), kv_format=kv_format)
+    families.gauntlet(make, PROMPT, offsets=range(13, 99, 17))
+
+
+def test_latents_are_not_kept_in_int4(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="int4 keeps keys and values apart, and this model's latents are both"):
+        maker(make_family(tmp_path / "model", "deepseek_v2"), kv_format="int4")
 
 
 @pytest.mark.parametrize("family", ["gemma3", "deepseek_v2"])

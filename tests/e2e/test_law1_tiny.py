@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +53,7 @@ def test_every_case_on_every_instruction_set(
     cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, **settings), BASE)
 
 
-@pytest.mark.parametrize("kv_format", sorted(set(FORMAT_BYTES) - {"f32", "bf16"}))
+@pytest.mark.parametrize("kv_format", sorted(set(FORMAT_BYTES) - {"f32", "bf16", "int4"}))
 def test_every_case_on_every_other_kv_format(wide: Path, kv_format: str) -> None:
     ops = NativeOps(2)
     model = load_model(open_model(wide), ops, "int8")
@@ -66,6 +67,44 @@ def test_every_case_with_calibrated_scales(wide: Path, kv_format: str, scheme: s
     model = load_model(open_model(wide), ops, "int8")
     scales = calibrate(model, BASE, CalibrationAsk(kv_format, scheme, "", ""))
     cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, scales=scales, **settings), BASE)
+
+
+@pytest.mark.parametrize("instruction_set", supported_instruction_sets())
+def test_every_case_of_int4(wide: Path, instruction_set: str) -> None:
+    """Its tails are KV groups. A hit inside a block is exact, for the tail is copied as well."""
+    make = int4_maker(wide, NativeOps(2, instruction_set))
+    families.gauntlet(make, BASE, offsets=range(13, 99, 17))
+
+
+def test_int4_does_not_depend_on_block_size_or_threads(wide: Path) -> None:
+    """A row's own tile is read in bf16, and 16 tokens are a tile in every block."""
+    expected = cases.cold(int4_maker(wide, NativeOps(1)), BASE)
+    for block_size in (16, 48):
+        make = int4_maker(wide, NativeOps(2), block_size=block_size)
+        assert_same(cases.cold(make, BASE), expected, f"two threads, blocks of {block_size}")
+        cases.in_chunks(make, BASE, expected, 7)
+        for num_hit in (40, 71):
+            families.warm_at_offset(make, BASE, expected, num_hit)
+
+
+def int4_maker(path: Path, ops: NativeOps, **settings: int) -> Callable[..., Engine]:
+    model = load_model(open_model(path), ops, "int8")
+    return lambda **more: Engine(model, ops, "int4", **{"num_blocks": 256, **settings, **more})
+
+
+def test_a_hit_inside_a_block_of_int4_whose_tail_is_gone_does_not_happen(wide: Path) -> None:
+    """Then the hit ends at the block before, and the answer is the same."""
+    ops = NativeOps(2)
+    model = load_model(open_model(wide), ops, "int8")
+    expected = Engine(model, ops, "int4").ask("cold", BASE)
+    engine = Engine(model, ops, "int4")
+    engine.ask("first", BASE)
+    passed = engine.core.status().cached_blocks - len(BASE) // 16
+    engine.blocks.supply.evict(passed)  # tails leave first
+    answer = engine.ask("again", BASE)
+    assert answer.final is not None
+    assert answer.final.num_cached_tokens == len(BASE) // 16 * 16
+    assert_same(answer, expected, "without tails")
 
 
 def test_every_case_with_some_layers_in_another_format(wide: Path) -> None:
@@ -146,14 +185,14 @@ Shape = tuple[int, int, int, int, bool]
 class Cold:
     """What each request gets alone, in an engine of its own; kept, for many examples ask the same."""
 
-    def __init__(self, model: CausalLM, ops: NativeOps) -> None:
-        self.model, self.ops = model, ops
-        self.num_groups = len(model.kv_groups("bf16"))
+    def __init__(self, model: CausalLM, ops: NativeOps, kv_format: str = "bf16") -> None:
+        self.model, self.ops, self.kv_format = model, ops, kv_format
+        self.num_groups = len(model.kv_groups(kv_format))
         self._known: dict[Asked, Answer] = {}
 
     def answer(self, wanted: Asked) -> Answer:
         if wanted not in self._known:
-            engine = Engine(self.model, self.ops, num_blocks=8 * self.num_groups)
+            engine = Engine(self.model, self.ops, self.kv_format, num_blocks=8 * self.num_groups)
             self._known[wanted] = engine.ask("cold", wanted.prompt, PARAMS[wanted.params], seed=wanted.seed)
         return self._known[wanted]
 
@@ -173,7 +212,7 @@ def play(cold: Cold, shape: Shape, script: list[tuple]) -> Engine:
     max_num_seqs, budget, spare, block_size, caching = shape
     config = SchedulerConfig(max_num_seqs, max(budget, max_num_seqs), enable_prefix_caching=caching)
     num_blocks = (-(-LONGEST // block_size) + spare) * cold.num_groups
-    engine = Engine(cold.model, cold.ops, block_size=block_size, num_blocks=num_blocks, config=config)
+    engine = Engine(cold.model, cold.ops, cold.kv_format, block_size=block_size, num_blocks=num_blocks, config=config)
     wanted: dict[str, Wanted] = {}
     for action, *values in script:
         name = f"r{len(wanted)}"
@@ -217,6 +256,18 @@ def fork(engine: Engine, parent: str, name: str, wanted: dict[str, Wanted]) -> N
         twin = Request(name, asked_for.prompt, PARAMS[asked_for.params], seed=asked_for.seed)
         engine.scheduler.fork(parent, twin)
         wanted[name] = Wanted(asked_for, num_given + len(engine.answers[parent].token_ids))
+
+
+@pytest.fixture(scope="module")
+def cold_int4(wide: Path) -> Cold:
+    ops = NativeOps(2)
+    return Cold(load_model(open_model(wide), ops, "bf16"), ops, "int4")
+
+
+@given(shape=shapes, script=scripts)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_random_interleavings_in_int4(cold_int4: Cold, shape: Shape, script: list[tuple]) -> None:
+    play(cold_int4, shape, script)
 
 
 @given(shape=shapes, script=scripts)

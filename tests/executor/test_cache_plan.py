@@ -146,3 +146,20 @@ def test_a_policy_that_drops_tokens_bounds_what_a_request_needs() -> None:
     tight = plan_cache(SPEC, budget_bytes=19 * BLOCK, **common)  # type: ignore[arg-type]
     assert (tight.max_model_len, tight.max_request_tokens) == (304, 304)
     assert plan(10 * BLOCK).max_request_tokens == 160
+
+
+def test_tails_are_counted_and_said() -> None:
+    """Keys of int4 wait for their tile in blocks of their own: one a sequence, as many as a step has while it runs."""
+    spec = KVSpec(build_groups([LayerGeometry(3, 64, "int4")] * 30), 16)
+    made = plan_cache(
+        spec,
+        budget_bytes=200 * spec.bytes_per_block,
+        available_bytes=64 * GIB,
+        asked_model_len=1024,
+        longest_context=8192,
+        step_tokens=64,
+    )
+    assert made.kv_bytes == 200 * spec.bytes_per_block == KVStorage(spec, 200).allocated_bytes
+    assert made.kv_tokens == (200 - 2 * 5) * 16  # a step of 64 tokens may touch five blocks
+    assert "200 blocks x 16 in 3 KV groups, 2 for blocks that fill = " in str(made)
+    assert made.max_concurrency == (200 - 2 * 4) / (64 + 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ INSTRUCTION_SETS = supported_instruction_sets()
 # By default every format on the best instruction set, and one of each way of computing on the others.
 CASES = [
     pytest.param(instruction_set, kv_format)
-    if instruction_set == INSTRUCTION_SETS[0] or kv_format in ("bf16", "int8")
+    if instruction_set == INSTRUCTION_SETS[0] or kv_format in ("bf16", "int8", "int4")
     else pytest.param(instruction_set, kv_format, marks=pytest.mark.large)
     for instruction_set in INSTRUCTION_SETS
     for kv_format in FORMATS
@@ -32,6 +32,13 @@ FEW_CASES = [
 ]
 cases = pytest.mark.parametrize(("instruction_set", "kv_format"), CASES)
 few_cases = pytest.mark.parametrize(("instruction_set", "kv_format"), FEW_CASES)
+# Latents are not kept in formats that quantise whole tiles.
+latent_cases, few_latent_cases = (
+    pytest.mark.parametrize(
+        ("instruction_set", "kv_format"), [case for case in some if FORMAT_BYTES[case.values[1]].tail_format is None]
+    )
+    for some in (CASES, FEW_CASES)
+)
 POISONS = (np.nan, np.inf, -np.inf)
 
 
@@ -97,7 +104,12 @@ class Pool:
         self.geometry = geometry
         token_bytes = geometry.num_kv_heads * vector_bytes(geometry.kv_format, geometry.head_dim)
         layer_bytes = geometry.block_size * token_bytes
-        block_bytes = 3 * layer_bytes  # this layer lies between two others
+        tail_format = FORMAT_BYTES[geometry.kv_format].tail_format
+        tail_bytes = 0  # the tail lies in the blocks of the same ids, behind the layers
+        if tail_format is not None:
+            tail_token = geometry.num_kv_heads * vector_bytes(tail_format, geometry.head_dim, "tail")
+            tail_bytes = geometry.block_size * tail_token
+        block_bytes = 3 * layer_bytes + tail_bytes  # this layer lies between two others
         memory = np.zeros(num_blocks * block_bytes + 64, np.uint8)
         offset = -memory.ctypes.data % 64
         pool = memory[offset : offset + num_blocks * block_bytes]
@@ -112,10 +124,18 @@ class Pool:
             k_scales=scales[0] if scales else None,
             v_scales=scales[1] if scales else None,
         )
+        if tail_format is not None:
+            tail = replace(self.kv, layer_offset=3 * layer_bytes, kv_format=tail_format, group=1, kind="tail")
+            self.kv = replace(self.kv, tail=tail)
         self.poison = poison
         self._free = [int(block) for block in np.random.default_rng(seed).permutation(num_blocks)]
         tile = np.full((layout.TILE_TOKENS, geometry.head_dim), poison, np.float32)
-        pool.reshape(-1, sum(layout.tile_bytes(self.kv)))[...] = self._encode(tile, tile)
+        whole = self._encode(tile, tile)
+        blocks = pool.reshape(num_blocks, block_bytes)
+        blocks[:, : 3 * layer_bytes] = np.tile(whole, 3 * layer_bytes // len(whole))
+        if tail_bytes:
+            bits = self._encode_tail(tile)
+            blocks[:, 3 * layer_bytes :] = np.tile(bits, tail_bytes // len(bits))
 
     def _encode(self, k: F32, v: F32) -> np.ndarray:
         """The bytes [K tile | V tile] of 16 tokens."""
@@ -123,6 +143,13 @@ class Pool:
         whole = np.zeros(k_bytes + v_bytes, np.uint8)
         form.write_k(whole[:k_bytes], 0, k)
         form.write_v(whole[k_bytes:], 0, v)
+        return whole
+
+    def _encode_tail(self, k: F32) -> np.ndarray:
+        tail = self.kv.tail
+        assert tail is not None
+        whole = np.zeros(layout.tile_bytes(tail)[0], np.uint8)
+        layout.codec(tail.kv_format).write_k(whole, 0, k)
         return whole
 
     def unused_block(self) -> int:
@@ -145,6 +172,11 @@ class Pool:
                 padded = np.full((2, tokens, self.geometry.head_dim), self.poison, np.float32)
                 padded[0, :count], padded[1, :count] = k[head, start : start + count], v[head, start : start + count]
                 self.kv.pool[at : at + tile_bytes] = self._encode(padded[0], padded[1])
+                if self.kv.tail is not None:
+                    bits = self._encode_tail(padded[0])
+                    at = blocks[start // size] * self.kv.block_bytes + self.kv.tail.layer_offset
+                    at += (head * (size // tokens) + start % size // tokens) * len(bits)
+                    self.kv.pool[at : at + len(bits)] = bits
         return Stored(q, k, v, blocks)
 
 
@@ -171,13 +203,17 @@ def batch_of(pieces: Sequence[Piece], padding: int = 2) -> AttentionBatch:
     for row, piece in zip(table, pieces, strict=True):
         row[: len(piece.sequence.blocks)] = piece.sequence.blocks
     starts: I32 = np.array([piece.first for piece in pieces], np.int32)
-    return AttentionBatch(np.cumsum([0, *lengths], dtype=np.int32), starts, table[None])
+    return AttentionBatch(np.cumsum([0, *lengths], dtype=np.int32), starts, np.stack([table, table]))
 
 
 def forget_passed_blocks(batch: AttentionBatch, pool: Pool, window: int) -> None:
-    """Blocks that the window has passed are gone: their entries name a block that holds poison."""
-    for first, row in zip(batch.start_position, batch.block_tables[0], strict=True):
-        row[: max(0, int(first) - window + 1) // pool.geometry.block_size] = pool.unused_block()
+    """Blocks that the window has passed are gone: their entries name a block that holds poison. So are full tails."""
+    size = pool.geometry.block_size
+    for first, row, tail in zip(batch.start_position, *batch.block_tables, strict=True):
+        if window:
+            row[: max(0, int(first) - window + 1) // size] = pool.unused_block()
+        if pool.kv.tail is not None:
+            tail[: int(first) // size] = pool.unused_block()
 
 
 def attend(ops: Ops, pool: Pool, pieces: Sequence[Piece], scale: float | None = None, options: Options = PLAIN) -> F32:
@@ -186,7 +222,7 @@ def attend(ops: Ops, pool: Pool, pieces: Sequence[Piece], scale: float | None = 
     out = np.full_like(q, 123.0)
     scale = pool.geometry.head_dim**-0.5 if scale is None else scale
     batch = batch_of(pieces)
-    if options.window:
+    if options.window or pool.kv.tail is not None:
         forget_passed_blocks(batch, pool, options.window)
     ops.paged_attention(q, batch, pool.kv, scale, out, **options.arguments())  # type: ignore[arg-type]
     return out
@@ -210,7 +246,8 @@ def assert_same_bits(found: F32, expected: F32) -> None:
 
 def attention_f64(pool: Pool, sequence: Stored, row: int, scale: float) -> np.ndarray:
     """One row in double precision, on K and V as stored."""
-    k32, v32 = layout.read_tokens(pool.kv, np.array(sequence.blocks, np.int32), row + 1)
+    table = np.array(sequence.blocks, np.int32)
+    k32, v32 = layout.read_tokens(pool.kv, table, row + 1, tail_table=table)
     k, v = k32.astype(np.float64), v32.astype(np.float64)
     q = sequence.q[row].astype(np.float64).reshape(pool.geometry.num_kv_heads, -1, pool.geometry.head_dim)
     scores = scale * np.einsum("hgd,hnd->hgn", q, k)

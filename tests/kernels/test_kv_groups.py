@@ -17,7 +17,7 @@ GEOMETRY = Geometry(num_heads=4, num_kv_heads=2, head_dim=16)
 
 def beside_wrong_tables(batch: AttentionBatch) -> AttentionBatch:
     """Group 1 of three is the batch; the tables of the others name block 0 everywhere."""
-    (table,) = batch.block_tables
+    table = batch.block_tables[0]
     wrong = np.zeros_like(table)
     return replace(batch, block_tables=np.stack([wrong, table, wrong]))
 

@@ -18,9 +18,9 @@ from tests.kernels.paged_case import (
     Geometry,
     Pool,
     assert_same_bits,
-    cases,
-    few_cases,
+    few_latent_cases,
     holds,
+    latent_cases,
     random_sequence,
     tolerance,
 )
@@ -71,7 +71,7 @@ def latents(
     return made
 
 
-@cases
+@latent_cases
 @pytest.mark.parametrize(
     ("num_heads", "rank", "rope"), [(5, 48, 16), (16, 512, 64), (1, 16, 16), (40, 64, 32), (3, 32, 0)]
 )
@@ -84,7 +84,7 @@ def test_against_the_reference(instruction_set: str, kv_format: str, num_heads: 
     assert np.abs(found - expected).max() < 2 * tolerance(instruction_set, kv_format)
 
 
-@few_cases
+@few_latent_cases
 @pytest.mark.parametrize("num_heads", [3, 16, 40])
 def test_a_row_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
     instruction_set: str, kv_format: str, num_heads: int
@@ -100,7 +100,7 @@ def test_a_row_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
         assert_same_bits(made.attend(four, [(row, row + 1)])[0], expected[row])
 
 
-@cases
+@latent_cases
 def test_few_rows_of_a_long_context_are_cut_along_the_keys(instruction_set: str, kv_format: str) -> None:
     made = latents(kv_format, 3000)
     one, four = NativeOps(1, instruction_set), NativeOps(4, instruction_set)
@@ -109,7 +109,7 @@ def test_few_rows_of_a_long_context_are_cut_along_the_keys(instruction_set: str,
         assert_same_bits(made.attend(four, [(2950, 2950 + length)]), expected[50 : 50 + length])
 
 
-@cases
+@latent_cases
 def test_unused_slots_and_later_tokens_never_matter(instruction_set: str, kv_format: str) -> None:
     ops, clean = NativeOps(2, instruction_set), latents(kv_format, 300, poison=0.0)
     expected = clean.attend(ops, [(0, 300)])
@@ -125,7 +125,7 @@ def test_unused_slots_and_later_tokens_never_matter(instruction_set: str, kv_for
             assert not np.isfinite(out[bad:]).all(axis=-1).any()
 
 
-@cases
+@latent_cases
 def test_latents_are_written_as_the_codec_says(instruction_set: str, kv_format: str) -> None:
     made = latents(kv_format, 77)
     for ranges in ([(0, 77)], [(0, 5), (5, 40), (40, 77)]):
@@ -150,3 +150,10 @@ def test_pairs_and_latents_are_not_taken_for_each_other() -> None:
             ops.latent_attention(made.q, batch, made.kv, rank, 1.0, np.empty((20, 5, rank), np.float32))
     with pytest.raises(ValueError, match="up to 640"):
         ops.latent_write(made.values, batch, replace(made.kv, head_dim=656))
+
+
+def test_latents_in_formats_with_tails_are_refused() -> None:
+    made = latents("int8", 20)
+    tail = replace(made.kv, kv_format="bf16", kind="tail", layer_offset=0)
+    with pytest.raises(ValueError, match="latents cannot be kept in a KV format that has tails"):
+        replace(made, kv=replace(made.kv, kv_format="int4", tail=tail)).attend(NativeOps(1), [(0, 20)])

@@ -156,3 +156,25 @@ print("goes on")
 def test_threads_that_the_machine_does_not_give_are_an_error_and_not_the_end() -> None:
     done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split("\n")[:2]) == (0, ["refused", "goes on"]), done.stderr
+
+
+def test_tails_go_with_formats_that_have_them() -> None:
+    """Keys of int4 wait in another group's blocks: without them, outside of them, or for others, nothing is written."""
+    pool = Pool(Geometry(4, 2, 32, "int4"), NUM_BLOCKS)
+    q, ops = np.ones((13, 4, 32), np.float32), NativeOps(1)
+    both = replace(GOOD, block_tables=np.concatenate([GOOD.block_tables] * 2))
+    ops.paged_attention(q, both, pool.kv, 1.0, np.empty_like(q))
+    assert pool.kv.tail is not None
+    far = replace(pool.kv, tail=replace(pool.kv.tail, layer_offset=pool.kv.block_bytes - 64))
+    plain = Pool(Geometry(4, 2, 32, "bf16"), NUM_BLOCKS)
+    for kv, message in (
+        (replace(pool.kv, tail=None), "has a tail where its KV format"),
+        (replace(plain.kv, tail=plain.kv), "and only there"),
+        (far, "tail does not lie inside a block"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.paged_attention(q, both, kv, 1.0, np.empty_like(q))
+    outside = both.block_tables.copy()
+    outside[1, 0, 1] = NUM_BLOCKS
+    with pytest.raises(ValueError, match="block id"):
+        ops.paged_attention(q, replace(both, block_tables=outside), pool.kv, 1.0, np.empty_like(q))

@@ -8,7 +8,7 @@ import torch
 
 from octavo.core.kv_bytes import FORMAT_BYTES, vector_bytes
 from octavo.errors import ConfigError
-from octavo.kv_formats import bf16, f16, int8, k8v4, layout
+from octavo.kv_formats import bf16, f16, int4, int8, k8v4, layout
 from octavo.kv_formats.small_float import E4M3, E5M2, SmallFloat
 
 
@@ -66,9 +66,12 @@ def test_a_tile_gives_back_what_was_put_in(kv_format: str, part: str, head_dim: 
     if kv_format in steps:
         assert (np.abs(values - x) <= steps[kv_format] * np.abs(x) + 2**-10 * kv_format.startswith("fp8")).all()
     else:
-        levels = 15 if (kv_format, part) == ("k8v4", "v") else 254
-        spread = x.max(axis=1) - x.min(axis=1) if levels == 15 else 2 * np.abs(x).max(axis=1)
-        assert (np.abs(values - x) <= (0.5 / levels + 0.005) * spread[:, None]).all()
+        axis = 0 if (kv_format, part) == ("int4", "k") else 1  # by channel, else by token
+        levels = 15 if kv_format == "int4" or (kv_format, part) == ("k8v4", "v") else 254
+        spread = np.ptp(x, axis, keepdims=True) if levels == 15 else 2 * np.abs(x).max(axis, keepdims=True)
+        assert (np.abs(values - x) <= (0.5 / levels + 0.005) * spread).all()
+        if axis == 0:
+            return  # a whole tile at once
     one_by_one = np.full_like(tile, 0xAA)
     for token in np.random.default_rng(1).permutation(16):
         getattr(layout.codec(kv_format), f"write_{part}")(one_by_one, token, x[token : token + 1])
@@ -103,6 +106,36 @@ def test_where_a_number_lies_in_tiles_of_codes() -> None:
             assert v[at_v] == codes[token, dimension]
             byte = v4[token // 4, dimension // 32, dimension % 16, token % 4]
             assert (byte >> (4 * (dimension // 16 % 2))) & 15 == small[token, dimension]
+
+
+def test_where_a_number_lies_in_a_k_tile_of_int4() -> None:
+    """Eight dimensions of a token to a word, two to a byte: [head_dim / 8][16][4]; scales and minima by channel."""
+    x = bf16.round_trip(np.random.default_rng(2).standard_normal((16, 64), dtype=np.float32))
+    codes, scales, minima = k8v4.encode(x.T)
+    tile = tile_of("int4", "k", x)
+    words = tile[:512].reshape(8, 16, 4)
+    for token in (0, 5, 15):
+        for dimension in (0, 3, 4, 7, 8, 31, 53):
+            byte = words[dimension // 8, token, dimension % 4]
+            assert (byte >> (4 * (dimension // 4 % 2))) & 15 == codes[dimension, token]
+    np.testing.assert_array_equal(tile[512:].view(np.uint16).reshape(2, 64), [scales, minima])
+
+
+def test_int4_keys_are_quantised_as_bf16_has_them() -> None:
+    """A tile waits in bf16 until it is full: what it is made from then is no more precise."""
+    x = np.random.default_rng(3).standard_normal((16, 32), dtype=np.float32)
+    np.testing.assert_array_equal(tile_of("int4", "k", x), tile_of("int4", "k", bf16.round_trip(x)))
+    with pytest.raises(AssertionError, match="whole tiles"):
+        int4.write_k(tile_of("int4", "k", x), 3, x[:1])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_channel_of_int4_keys_that_is_not_finite_is_nan_in_its_tile(bad: float) -> None:
+    x = np.ones((16, 32), np.float32)
+    x[5, 7] = bad
+    values = int4.decode_k(tile_of("int4", "k", x))
+    assert np.isnan(values[:, 7]).all()
+    assert np.isfinite(np.delete(values, 7, axis=1)).all()
 
 
 FP8 = [(E4M3, torch.float8_e4m3fn), (E5M2, torch.float8_e5m2)]
@@ -156,7 +189,7 @@ def test_f16_rounds_as_numpy_and_keeps_nan() -> None:
 def test_a_vector_that_is_not_finite_is_nan_as_a_whole(bad: float) -> None:
     x = np.ones((3, 32), np.float32)
     x[1, 7] = bad
-    for kv_format, part in (("int8", "k"), ("int8", "v"), ("k8v4", "v")):
+    for kv_format, part in (("int8", "k"), ("int8", "v"), ("k8v4", "v"), ("int4", "v")):
         values = getattr(layout.codec(kv_format), f"decode_{part}")(tile_of(kv_format, part, np.tile(x, (6, 1))[:16]))
         assert np.isnan(values[1]).all()
         assert np.isfinite(values[[0, 2]]).all()
@@ -165,7 +198,7 @@ def test_a_vector_that_is_not_finite_is_nan_as_a_whole(bad: float) -> None:
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-44, -1e-40, 3.0, -7.5, 1e38, -3e38])
 def test_rows_of_one_value_come_back_within_the_precision_of_the_scale(value: float) -> None:
     x = np.full((16, 32), value, np.float32)
-    for kv_format, part in (("int8", "k"), ("int8", "v"), ("k8v4", "v")):
+    for kv_format, part in (("int8", "k"), ("int8", "v"), ("k8v4", "v"), ("int4", "k"), ("int4", "v")):
         values = getattr(layout.codec(kv_format), f"decode_{part}")(tile_of(kv_format, part, x))
         assert np.isfinite(values).all()
         if abs(value) < 3e38:
@@ -180,12 +213,20 @@ def test_the_bytes_of_a_token() -> None:
     assert found["int8", 64] == 132
     assert found["int8", 128] == 260
     assert found["k8v4", 64] == 66 + 36
+    assert found["int4", 64] == 48 + 36  # 0.328 of bf16
+    assert found["int4", 128] == 96 + 68
     assert vector_bytes("int8", 576, "latent") == 578
 
 
 @pytest.mark.parametrize(
-    ("kv_format", "head_dim", "message"), [("fp4", 64, "'fp4' is not one of f32, bf16"), ("k8v4", 80, "multiple of 32")]
+    ("kv_format", "head_dim", "message"),
+    [("fp4", 64, "'fp4' is not one of f32, bf16"), ("k8v4", 80, "multiple of 32"), ("int4", 80, "multiple of 32")],
 )
 def test_what_cannot_be_held_is_refused_by_name(kv_format: str, head_dim: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         vector_bytes(kv_format, head_dim)
+
+
+def test_latents_are_not_kept_in_int4() -> None:
+    with pytest.raises(ConfigError, match="latents are both; choose int8"):
+        vector_bytes("int4", 576, "latent")

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.kv_bytes import FORMAT_BYTES
-from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.core.kv_groups import LayerGeometry, build_groups
+from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError
 from octavo.planner.cache_bytes import FORMATS, CacheBytes, entry_bytes, sharded
 from octavo.planner.geometry import KVGroup
@@ -38,14 +39,16 @@ def test_octavos_pool_is_its_kv_spec(
 ) -> None:
     """Law 2: the planner's bytes of a token, of a block and of a pool are those that the engine allocates by."""
     group = KVGroup("full", "full", tuple(range(layers)), heads, head_dim, head_dim)
-    spec = KVSpec((KVGroupSpec("full", tuple(range(layers)), heads, head_dim, kv_format),), block_size)
+    spec = KVSpec(build_groups([LayerGeometry(heads, head_dim, kv_format)] * layers), block_size)
     pool = make_pool("octavo", (group,), options(kv_format=kv_format, block_size=block_size))
     assert CacheBytes((group,), kv_format, "bf16").bytes_per_token == spec.bytes_per_token
     assert pool.bytes_per_block == spec.bytes_per_block
     count = pool.num_blocks(budget)
     if count:
         assert count == spec.num_blocks(budget)
-        assert pool.tokens(count) == count * block_size
+        limit = count * block_size
+        assert pool.longest_tokens(count, 512, limit) == spec.longest_tokens(count, 512, limit)
+        assert len(spec.groups) > 1 or pool.tokens(count) == count * block_size
     for tokens in (1, block_size, block_size + 1, 1000):
         assert pool.blocks_for(tokens) == spec.blocks_for_tokens(tokens)
 

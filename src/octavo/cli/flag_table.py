@@ -94,7 +94,7 @@ FLAGS: dict[str, Flag] = {
         "DTYPE",
     ),
     "kv_cache_dtype": Flag(
-        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8, k8v4 or certified. auto is the model's own; bf16 "
+        "auto, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int8, k8v4, int4 or certified. auto is the model's own; bf16 "
         "if quantised. certified is what `octavo certify` chose.",
         "DTYPE",
     ),

@@ -94,7 +94,8 @@ class BlocksCommitted:
     request_id: str
     namespace: str
     num_blocks_before: int  # token blocks of the request that were committed earlier
-    parent_block_ids: tuple[int, ...]  # of the block that the first one follows; empty: the root of the namespace
+    # Of the block that the first one follows, GONE for a tail; empty: the root of the namespace.
+    parent_block_ids: tuple[int, ...]
     blocks: tuple[CommittedBlock, ...]
     twins: tuple[CommittedBlock, ...]
 

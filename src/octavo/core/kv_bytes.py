@@ -19,11 +19,17 @@ class VectorBytes:
         return self.bits * head_dim // 8 + self.extra_bytes
 
 
+TILE_TOKENS = 16  # that are stored together, in every format
+
+
 @dataclass(frozen=True, slots=True)
 class FormatBytes:
     k: VectorBytes
     v: VectorBytes
     dim_step: int = 16  # head_dim must be a multiple
+    # Where K is quantised by whole tiles: how K of a tile that is not full yet is kept, beside it. Rows read K of their
+    # own tile there, full or not, so that it does not matter when it fills.
+    tail_format: str | None = None
 
 
 FORMAT_BYTES: dict[str, FormatBytes] = {
@@ -34,6 +40,8 @@ FORMAT_BYTES: dict[str, FormatBytes] = {
     "fp8_e5m2": FormatBytes(VectorBytes(8), VectorBytes(8)),
     "int8": FormatBytes(VectorBytes(8, 2), VectorBytes(8, 2)),
     "k8v4": FormatBytes(VectorBytes(8, 2), VectorBytes(4, 4), dim_step=32),
+    # K: a tile has 16 codes of 4 bits, a scale and a minimum of 2 bytes for each channel
+    "int4": FormatBytes(VectorBytes(6), VectorBytes(4, 4), dim_step=32, tail_format="bf16"),
 }
 
 
@@ -52,6 +60,11 @@ def format_bytes(kv_format: str, head_dim: int) -> FormatBytes:
 
 
 def vector_bytes(kv_format: str, head_dim: int, kind: str = "pair") -> int:
-    """Bytes of K and V of one token of one head; of kind "latent", of its one vector."""
+    """Bytes of K and V of one token of one head; of kind "latent", of its one vector; of kind "tail", of K."""
+    if kind == "latent" and kv_format in FORMAT_BYTES and FORMAT_BYTES[kv_format].tail_format is not None:
+        raise ConfigError(
+            f"KV format {kv_format} keeps keys and values apart, and this model's latents are both; choose int8, or "
+            "another with --kv-cache-dtype"
+        )
     found = format_bytes(kv_format, head_dim)
     return found.k.of(head_dim) + (found.v.of(head_dim) if kind == "pair" else 0)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from octavo.core.kv_bytes import FORMAT_BYTES, TILE_TOKENS
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError
 
@@ -39,8 +40,9 @@ class _Cut:
     @property
     def padding(self) -> tuple[float, float]:
         """The unused share of what layers take that keep all tokens, and of what window layers take."""
-        growing = [group for group in self.groups if group.window is None]
-        return self._share(growing), self._share([group for group in self.groups if group.window is not None])
+        lives = [group for group in self.groups if group.kind != "tail"]
+        growing = [group for group in lives if group.window is None]
+        return self._share(growing), self._share([group for group in lives if group.window is not None])
 
     @property
     def is_thrifty(self) -> bool:
@@ -54,18 +56,23 @@ class _Cut:
 
 
 def build_groups(layers: Sequence[LayerGeometry]) -> tuple[KVGroupSpec, ...]:
-    """The groups of a model's layers, in the order of the model; those that keep all tokens come first.
+    """The groups of a model's layers, in the order of the model; those that keep all tokens come first, tails last.
 
     A block has room for as many layers of each geometry as its bytes take; layers of one geometry that do not fit one
     block are split evenly over several groups. Of the sizes of a block that leave no more unused than is said above,
     the one with the fewest groups is taken (each step works on every group), then the one with the least padding; if
-    there is none, the least padding decides, of layers that keep all tokens first.
+    there is none, the least padding decides, of layers that keep all tokens first. Padding of tails does not count: a
+    sequence has one block of them.
     """
     if not layers:
         raise ConfigError("a model needs at least one layer to make KV groups of")
     by_geometry: dict[LayerGeometry, list[int]] = {}
     for index, layer in enumerate(layers):
         by_geometry.setdefault(layer, []).append(index)
+        tail_format = FORMAT_BYTES[layer.kv_format].tail_format if layer.kv_format in FORMAT_BYTES else None
+        if tail_format is not None and layer.kind == "pair":
+            tail = replace(layer, kv_format=tail_format, window=TILE_TOKENS, kind="tail")
+            by_geometry.setdefault(tail, []).append(index)
     least = max(_layer_bytes(layer) for layer in by_geometry)
     sizes = {
         _layer_bytes(layer) * count
@@ -92,6 +99,7 @@ def layers_of(groups: Iterable[KVGroupSpec]) -> list[LayerGeometry]:
         index: LayerGeometry(one.num_kv_heads, one.head_dim, one.kv_format, one.window, one.kind)
         for one in groups
         for index in one.layer_indices
+        if one.kind != "tail"
     }
     return [found[index] for index in range(len(found))]
 
@@ -115,7 +123,7 @@ def _groups_of(by_geometry: dict[LayerGeometry, list[int]], size: int) -> tuple[
     """Groups with `size` bytes a token."""
     groups: list[KVGroupSpec] = []
     names = _names(list(by_geometry))
-    for layer, indices in sorted(by_geometry.items(), key=lambda item: (item[0].window is not None, item[1][0])):
+    for layer, indices in sorted(by_geometry.items(), key=lambda item: (_life(item[0]), item[1][0])):
         room = size // _layer_bytes(layer)
         count = -(-len(indices) // room)
         for part in range(count):
@@ -125,6 +133,10 @@ def _groups_of(by_geometry: dict[LayerGeometry, list[int]], size: int) -> tuple[
             about = (layer.num_kv_heads, layer.head_dim, layer.kv_format, layer.window, layer.kind, padding)
             groups.append(KVGroupSpec(name, own, *about))
     return tuple(groups)
+
+
+def _life(layer: LayerGeometry) -> int:
+    return 2 if layer.kind == "tail" else int(layer.window is not None)
 
 
 def _names(geometries: Sequence[LayerGeometry]) -> dict[LayerGeometry, str]:
@@ -141,6 +153,8 @@ def _plain_name(layer: LayerGeometry) -> str:
     life = "full" if layer.window is None else f"window{layer.window}"
     if layer.kind == "pair":
         return life
+    if layer.kind == "tail":
+        return "tail"
     return layer.kind if layer.window is None else f"{layer.kind}-{life}"
 
 

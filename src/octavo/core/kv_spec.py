@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.core.kv_bytes import vector_bytes
+from octavo.core.kv_bytes import FORMAT_BYTES, TILE_TOKENS, vector_bytes
 from octavo.errors import ConfigError, MemoryBudgetError
 
-GROUP_KINDS = ("pair", "latent")
+GROUP_KINDS = ("pair", "latent", "tail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,10 @@ class KVGroupSpec:
     head_dim: int
     kv_format: str
     window: int | None = None  # tokens that a row reads, itself included; None: all
-    kind: str = "pair"  # "pair": K and V of each KV head; "latent": one vector of head_dim numbers, counted once
+    # "pair": K and V of each KV head; "latent": one vector of head_dim numbers, counted once; "tail": K of each KV head
+    # where the format of the same layers' "pair" quantises whole tiles; only rows of the same block read it, and so a
+    # sequence keeps no block of it but the one that it fills
+    kind: str = "pair"
     padding_bytes_per_token: int = 0  # unused, so that blocks of all groups have the same number of bytes
 
     def __post_init__(self) -> None:
@@ -32,6 +35,8 @@ class KVGroupSpec:
             raise ConfigError(f"a KV group's kind is {self.kind!r}; it must be one of {', '.join(GROUP_KINDS)}")
         if self.window is not None and self.window < 1:
             raise ConfigError(f"the attention window of {self.name} is {self.window} tokens; it must be at least 1")
+        if self.kind == "tail" and self.window is None:
+            raise ConfigError(f"{self.name} is a tail without a window; its rows read {TILE_TOKENS} tokens at most")
         if self.kind == "latent" and self.num_kv_heads != 1:
             raise ConfigError(f"{self.name} has {self.num_kv_heads} latents per token; it must be 1")
 
@@ -52,6 +57,8 @@ class KVGroupSpec:
         later; so block k - ceil((window - 1) / block_size) is the first that is ever read again. Counting from the
         start of the unfilled block keeps what a hit needs at the last block's edge, and one block is kept at least.
         """
+        if self.kind == "tail":
+            return 0
         return None if self.window is None else max(1, -(-(self.window - 1) // block_size))
 
     def blocks_for_tokens(self, num_tokens: int, block_size: int, step_tokens: int) -> int:
@@ -78,8 +85,8 @@ class KVSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in all layers, while no window has passed it; without padding."""
-        return sum(group.bytes_per_token for group in self.groups)
+        """Bytes of one token in all layers, while no window has passed it; without padding and tails."""
+        return sum(group.bytes_per_token for group in self.groups if group.kind != "tail")
 
     @property
     def growing_bytes_per_token(self) -> int:
@@ -98,6 +105,9 @@ class KVSpec:
     @property
     def why_all_are_kept(self) -> str | None:
         """Why requests on this model cannot have a policy that drops tokens; None: they can."""
+        by_tiles = {group.kv_format for group in self.groups if FORMAT_BYTES[group.kv_format].tail_format is not None}
+        if by_tiles:
+            return f"quantises keys by whole tiles (KV format {', '.join(by_tiles)})"
         if self.has_windows:
             return "has attention windows of its own"
         return "keeps latents" if any(group.kind != "pair" for group in self.groups) else None

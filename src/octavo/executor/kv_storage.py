@@ -6,6 +6,7 @@ It does not know which request owns a block, nor what the bytes of a block mean 
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,11 +71,13 @@ class KVStorage:
 def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:
     """Each layer's view, by layer index; inside a block, layers follow each other as the group lists them."""
     found: dict[int, KVLayer] = {}
+    tails: dict[int, KVLayer] = {}
     for group_index, group in enumerate(spec.groups):
         layer_bytes = group.layer_bytes_per_token * spec.block_size
         for place, layer_index in enumerate(group.layer_indices):
-            assert layer_index not in found
-            found[layer_index] = KVLayer(
+            of_kind = tails if group.kind == "tail" else found
+            assert layer_index not in of_kind
+            of_kind[layer_index] = KVLayer(
                 pool=pool,
                 block_bytes=spec.bytes_per_block,
                 layer_offset=place * layer_bytes,
@@ -86,4 +89,4 @@ def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:
                 kind=group.kind,
             )
     assert sorted(found) == list(range(len(found)))
-    return tuple(found[index] for index in range(len(found)))
+    return tuple(replace(found[index], tail=tails.get(index)) for index in range(len(found)))

@@ -62,12 +62,16 @@ class CachePlan:
         )
 
     def _group_words(self) -> str:
-        groups, padding = self.spec.groups, self.spec.padding_bytes_per_block
+        groups, size = self.spec.groups, self.spec.block_size
+        # of what grows and of windows: a sequence has one block of a tail
+        padding = size * sum(group.padding_bytes_per_token for group in groups if group.kind != "tail")
         if len(groups) == 1 and not self.spec.has_windows:
             return ""
-        num_windows = sum(group.window is not None for group in groups)
+        num_tails = sum(group.kind == "tail" for group in groups)
+        num_windows = sum(group.window is not None for group in groups) - num_tails
         windows = f", {num_windows} with a window" if num_windows else ""
-        unused = f", {padding / (len(groups) * self.spec.bytes_per_block):.1%} padding" if padding else ""
+        windows += f", {num_tails} for blocks that fill" if num_tails else ""
+        unused = f", {padding / ((len(groups) - num_tails) * self.spec.bytes_per_block):.1%} padding" if padding else ""
         return f" in {len(groups)} KV groups{windows}{unused}" if len(groups) > 1 else " in 1 KV group with a window"
 
 

@@ -79,7 +79,9 @@ class Kernels:
 
 def uniform(counters: U64, keys: U64, second_key: int, out: F64) -> None: ...
 def supported_instruction_sets() -> list[str]: ...
-def make_batch_view(query_start: I32, start_slot: I32, start_position: I32, block_table: I32) -> BatchView: ...
+def make_batch_view(
+    query_start: I32, start_slot: I32, start_position: I32, block_table: I32, tail_table: I32 | None
+) -> BatchView: ...
 def make_kv_view(
     pool: U8,
     block_bytes: int,
@@ -91,4 +93,5 @@ def make_kv_view(
     kind: str,
     k_scales: F32 | None,
     v_scales: F32 | None,
+    tail_offset: int,
 ) -> KVView: ...

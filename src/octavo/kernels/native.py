@@ -55,7 +55,7 @@ class NativeOps:
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
         self._batch: AttentionBatch | None = None  # the last one, and its views by KV group
-        self._batch_views: dict[int, _native.BatchView] = {}
+        self._batch_views: dict[tuple[int, int], _native.BatchView] = {}
 
     @property
     def instruction_set(self) -> str:
@@ -115,7 +115,7 @@ class NativeOps:
         k_norm: F32 | None = None,
         norm_eps: float = 0.0,
     ) -> None:
-        view, kernels = self._batch_view(batch, kv.group), self._kernels
+        view, kernels = self._batch_view(batch, kv), self._kernels
         kernels.rope_write(qkv, view, rope.cos, rope.sin, self._view(kv), out_q, q_norm, k_norm, norm_eps)
 
     def attention_input(
@@ -123,7 +123,7 @@ class NativeOps:
     ) -> None:
         p, qkv = projection, projection.qkv
         assert isinstance(qkv, _native.Linear)
-        view, table = self._view(kv), self._batch_view(batch, kv.group)
+        view, table = self._view(kv), self._batch_view(batch, kv)
         self._kernels.attention_input(x, p.norm, p.eps, qkv, table, rope.cos, rope.sin, view, out_q, p.q_norm, p.k_norm)
 
     def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
@@ -136,7 +136,7 @@ class NativeOps:
         self._kernels.gated_mlp(hidden, norm, eps, gate_up, down)
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
-        self._kernels.latent_write(latent, self._batch_view(batch, kv.group), self._view(kv))
+        self._kernels.latent_write(latent, self._batch_view(batch, kv), self._view(kv))
 
     def paged_attention(
         self,
@@ -150,11 +150,11 @@ class NativeOps:
         softcap: float = 0.0,
         sinks: F32 | None = None,
     ) -> None:
-        table, view = self._batch_view(batch, kv.group), self._view(kv)
+        table, view = self._batch_view(batch, kv), self._view(kv)
         self._kernels.paged_attention(q, table, view, scale, out, window, softcap, sinks)
 
     def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
-        table, view = self._batch_view(batch, kv.group), self._view(kv)
+        table, view = self._batch_view(batch, kv), self._view(kv)
         self._kernels.latent_attention(q, table, view, rank, scale, out)
 
     def draw(self, logits: F32, rows: I32, settings: F64, must_be_finite: bool, out: I32) -> None:
@@ -169,15 +169,16 @@ class NativeOps:
     def copy_blocks(self, pool: U8, block_bytes: int, sources: I32, targets: I32) -> None:
         self._kernels.copy_blocks(pool, block_bytes, sources, targets)
 
-    def _batch_view(self, batch: AttentionBatch, group: int) -> _native.BatchView:
-        """Checked once a step: the layers of a group have one view."""
+    def _batch_view(self, batch: AttentionBatch, kv: KVLayer) -> _native.BatchView:
+        """Checked once a step: the layers of a group have one view (one for each group that their tails are in)."""
         if self._batch is not batch:
             self._batch, self._batch_views = batch, {}
-        found = self._batch_views.get(group)
+        group, tail = kv.group, -1 if kv.tail is None else kv.tail.group
+        found = self._batch_views.get((group, tail))
         if found is None:
-            table = batch.block_tables[group]
-            arrays = (batch.query_start, batch.slots, batch.start_position, table)
-            found = self._batch_views[group] = _native.make_batch_view(*arrays)
+            tables = (batch.block_tables[group], None if tail < 0 else batch.block_tables[tail])
+            arrays = (batch.query_start, batch.slots, batch.start_position)
+            found = self._batch_views[group, tail] = _native.make_batch_view(*arrays, *tables)
         return found
 
     def _view(self, kv: KVLayer) -> _native.KVView:
@@ -197,6 +198,7 @@ class NativeOps:
                 kv.kind,
                 kv.k_scales,
                 kv.v_scales,
+                -1 if kv.tail is None else kv.tail.layer_offset,
             )
             found = self._views[key] = (kv, view)
         return found[1]

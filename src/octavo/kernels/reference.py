@@ -120,7 +120,10 @@ class ReferenceOps:
             position = slot + int(dropped[sequence])
             out_q[row] = _rotate(q[row], rope, position)
             block_id = int(batch.block_tables[kv.group, sequence, slot // kv.block_size])
-            layout.write_token(kv, block_id, slot % kv.block_size, _rotate(k[row], rope, position), v[row])
+            tail_id = 0
+            if kv.tail is not None:
+                tail_id = int(batch.block_tables[kv.tail.group, sequence, slot // kv.block_size])
+            layout.write_token(kv, block_id, slot % kv.block_size, _rotate(k[row], rope, position), v[row], tail_id)
 
     def attention_input(
         self, x: F32, projection: AttentionProjection, batch: AttentionBatch, rope: RopeTable, kv: KVLayer, out_q: F32
@@ -161,7 +164,8 @@ class ReferenceOps:
         for sequence, row, position in _rows(batch):
             first = max(0, position - window + 1) if window else 0
             table = batch.block_tables[kv.group, sequence]
-            k, v = layout.read_tokens(kv, table, position + 1, first)  # [num_kv_heads, n, head_dim]
+            tail = None if kv.tail is None else batch.block_tables[kv.tail.group, sequence]
+            k, v = layout.read_tokens(kv, table, position + 1, first, tail)  # [num_kv_heads, n, head_dim]
             heads = q[row].reshape(kv.num_kv_heads, group, kv.head_dim)
             scores = np.float32(scale) * np.einsum("hgd,hnd->hgn", heads, k)
             if softcap:

@@ -1,7 +1,8 @@
 """Where a token's K and V lie inside a block, whatever the format: the specification that the native kernels follow.
 
 A layer's slice of a block is [num_kv_heads][block_size / 16][K tile | V tile]; that of a latent layer, which has one
-vector a token, [block_size / 16][K tile].
+vector a token, [block_size / 16][K tile]. Where K is quantised by whole tiles, its layer has a tail beside it,
+[num_kv_heads][block_size / 16][K tile] in the tail's format: K of a row's own tile is read there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from octavo.core.kv_bytes import format_bytes
 from octavo.errors import ConfigError
-from octavo.kv_formats import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int8, k8v4
+from octavo.kv_formats import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, k8v4
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -39,6 +40,7 @@ _CODECS: dict[str, Codec] = {
     "fp8_e5m2": fp8_e5m2,
     "int8": int8,
     "k8v4": k8v4,
+    "int4": int4,
 }
 
 
@@ -65,6 +67,8 @@ class KVSlice(Protocol):
     def k_scales(self) -> F32 | None: ...
     @property
     def v_scales(self) -> F32 | None: ...
+    @property
+    def tail(self) -> KVSlice | None: ...
 
 
 def codec(kv_format: str) -> Codec:
@@ -76,7 +80,7 @@ def codec(kv_format: str) -> Codec:
 
 
 def tile_bytes(kv: KVSlice) -> tuple[int, int]:
-    """Bytes of a K tile and of a V tile; a latent layer has no V tiles."""
+    """Bytes of a K tile and of a V tile; a latent layer, and a tail, has no V tiles."""
     found = format_bytes(kv.kv_format, kv.head_dim)
     return TILE_TOKENS * found.k.of(kv.head_dim), TILE_TOKENS * found.v.of(kv.head_dim) if kv.kind == "pair" else 0
 
@@ -89,14 +93,23 @@ def _tile(kv: KVSlice, block_id: int, head: int, tile_index: int) -> tuple[U8, U
     return kv.pool[start : start + k_bytes], kv.pool[start + k_bytes : start + k_bytes + v_bytes]
 
 
-def write_token(kv: KVSlice, block_id: int, slot: int, k: F32, v: F32) -> None:
-    """Write one token: k and v [num_kv_heads, head_dim] into slot [0, block_size) of a block."""
+def write_token(kv: KVSlice, block_id: int, slot: int, k: F32, v: F32, tail_id: int = 0) -> None:
+    """Write one token: k and v [num_kv_heads, head_dim] into slot [0, block_size) of a block.
+
+    With a tail, K goes to the same slot of block `tail_id` of that; the last slot of a tile quantises the tile.
+    """
     form = codec(kv.kv_format)
     if kv.k_scales is not None and kv.v_scales is not None:
         k, v = k / kv.k_scales, v / kv.v_scales
     for head in range(kv.num_kv_heads):
         k_tile, v_tile = _tile(kv, block_id, head, slot // TILE_TOKENS)
-        form.write_k(k_tile, slot % TILE_TOKENS, k[head : head + 1])
+        if kv.tail is None:
+            form.write_k(k_tile, slot % TILE_TOKENS, k[head : head + 1])
+        else:
+            tail_tile, _ = _tile(kv.tail, tail_id, head, slot // TILE_TOKENS)
+            codec(kv.tail.kv_format).write_k(tail_tile, slot % TILE_TOKENS, k[head : head + 1])
+            if slot % TILE_TOKENS == TILE_TOKENS - 1:
+                form.write_k(k_tile, 0, codec(kv.tail.kv_format).decode_k(tail_tile))
         form.write_v(v_tile, slot % TILE_TOKENS, v[head : head + 1])
 
 
@@ -106,10 +119,13 @@ def write_latent(kv: KVSlice, block_id: int, slot: int, latent: F32) -> None:
     codec(kv.kv_format).write_k(tile, slot % TILE_TOKENS, latent[None])
 
 
-def read_tokens(kv: KVSlice, block_table: I32, num_tokens: int, first: int = 0) -> tuple[F32, F32]:
+def read_tokens(
+    kv: KVSlice, block_table: I32, num_tokens: int, first: int = 0, tail_table: I32 | None = None
+) -> tuple[F32, F32]:
     """Tokens `first` to num_tokens of a sequence: K and V, each [num_kv_heads, num_tokens - first, head_dim].
 
-    Entries of the table before the block of `first` are not read.
+    Entries of the table before the block of `first` are not read. With a tail, K of the last tile is read there: it is
+    what the row of the last token sees.
     """
     form = codec(kv.kv_format)
     skip = first // TILE_TOKENS * TILE_TOKENS
@@ -122,6 +138,11 @@ def read_tokens(kv: KVSlice, block_table: I32, num_tokens: int, first: int = 0) 
             k_tile, v_tile = _tile(kv, block_id, head, slot // TILE_TOKENS)
             k[head, to : to + count] = form.decode_k(k_tile)[:count]
             v[head, to : to + count] = form.decode_v(v_tile)[:count]
+            if kv.tail is not None and start + TILE_TOKENS >= num_tokens:
+                assert tail_table is not None
+                tail_id = int(tail_table[start // kv.block_size])
+                tail_tile, _ = _tile(kv.tail, tail_id, head, slot // TILE_TOKENS)
+                k[head, to : to + count] = codec(kv.tail.kv_format).decode_k(tail_tile)[:count]
     if kv.k_scales is not None and kv.v_scales is not None:
         k, v = k * kv.k_scales[:, None], v * kv.v_scales[:, None]
     return k[:, first - skip :], v[:, first - skip :]

@@ -5,6 +5,7 @@ Where octavo itself runs a model, its own `core.kv_spec` counts; a test holds th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -36,7 +37,7 @@ def _engine_formats() -> dict[str, tuple[Stored, Stored]]:
     for name, each in FORMAT_BYTES.items():
         pair = []
         for vector in (each.k, each.v):
-            numbers = max(1, 8 // vector.bits)
+            numbers = 8 // math.gcd(8, vector.bits)  # the fewest that fill whole bytes
             pair.append(Stored(numbers, numbers * vector.bits // 8, vector.extra_bytes))
         found[name] = (pair[0], pair[1])
     return found
@@ -50,7 +51,6 @@ def _same(numbers: int, num_bytes: int) -> tuple[Stored, Stored]:
 FORMATS: dict[str, tuple[Stored, Stored]] = {
     **_engine_formats(),
     "fp8": _same(1, 1),
-    "int4": _same(2, 1),
     "q8_0": _same(32, 34),
     "q5_1": _same(32, 24),
     "q5_0": _same(32, 22),

@@ -53,7 +53,8 @@ class KVGroup:
     """Layers that keep the same of a token, for the same time.
 
     `kind`: "full" (all tokens), "window" (the last `window` tokens), "chunk" (tokens of the current chunk of `window`),
-    "latent" (one vector for all heads, all tokens), "state" (nothing per token, a fixed state per sequence).
+    "latent" (one vector for all heads, all tokens), "state" (nothing per token, a fixed state per sequence), "tail" (K
+    of the block that a sequence fills, beside a group whose format quantises whole tiles).
     """
 
     name: str

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from octavo.core.kv_bytes import FORMAT_BYTES
+from octavo.core.kv_bytes import FORMAT_BYTES, vector_bytes
 from octavo.errors import ConfigError
 from octavo.models.config import SUPPORTED_ARCHITECTURES
 from octavo.models.packed_size import auto_weights_dtype, packed_bytes
@@ -107,7 +107,7 @@ class Plan:
         if self.request.engine == "llama.cpp":
             return self.context * self._contiguous_sequences(self.kv_budget_bytes)
         groups = self.rank_cache.groups
-        if self.request.engine == "octavo" and any(group.window is not None for group in groups):
+        if self.request.engine == "octavo" and any(part.group.window is not None for part in self.pool.parts):
             grows = any(group.window is None and group.kind != "state" for group in groups)
             limit = self.num_blocks * self.pool.block_size if grows else self.geometry.max_context
             return self.pool.longest_tokens(self.num_blocks, STEP_TOKENS, limit)
@@ -193,7 +193,17 @@ def make_plan(geometry: Geometry, request: PlanRequest) -> Plan:
         is_exact=is_octavo and (runs or is_plain) and geometry.exact,
         notes=tuple(notes),
     )
-    return replace(plan, notes=(*plan.notes, *_what_does_not_fit(plan)))
+    return replace(plan, notes=(*plan.notes, *_tail_notes(pool), *_what_does_not_fit(plan)))
+
+
+def _tail_notes(pool: Pool) -> list[str]:
+    count = sum(part.count for part in pool.parts if part.group.kind == "tail")
+    if not count:
+        return []
+    return [
+        f"keys of the {pool.block_size} tokens that a sequence fills are kept apart, not yet quantised: {count} blocks "
+        f"({count * pool.bytes_per_block} bytes) a sequence, and more of them while a step computes many tokens"
+    ]
 
 
 def _what_does_not_fit(plan: Plan) -> list[str]:
@@ -256,6 +266,10 @@ def _kv_format(geometry: Geometry, request: PlanRequest, *, runs: bool) -> tuple
     """The cache's format; `auto` is what the engine would take."""
     if request.kv_cache_dtype != "auto":
         asked = read_format(request.kv_cache_dtype)
+        if request.engine == "octavo" and runs and asked in FORMAT_BYTES:
+            for group in geometry.groups:
+                if group.kind == "latent" and FORMAT_BYTES[asked].tail_format is not None:
+                    vector_bytes(asked, group.head_dim, "latent")  # refuses
         if request.engine == "octavo" and runs and asked not in FORMAT_BYTES:
             offered = ", ".join(FORMAT_BYTES)
             return asked, [f"octavo offers {offered} as --kv-cache-dtype today; {asked} is counted, not offered"]

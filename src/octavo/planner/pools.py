@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from octavo.core.kv_bytes import FORMAT_BYTES, TILE_TOKENS
 from octavo.errors import ConfigError
 from octavo.planner.cache_bytes import entry_bytes, state_bytes, stored_bytes
 from octavo.planner.geometry import KVGroup
@@ -74,6 +75,8 @@ class Pool:
             return 2 if self.options.keeps_states else 1
         if group.window is None:
             return -(-num_tokens // size)
+        if group.kind == "tail":
+            return min(1, num_tokens)
         if self.engine == "vllm":
             batched = self.options.max_num_batched_tokens
             if group.kind == "chunk":
@@ -106,7 +109,7 @@ class Pool:
             elif window is None:
                 total += part.count * -(-num_tokens // size)
             else:
-                behind = max(1, -(-(window - 1) // size))
+                behind = 0 if part.group.kind == "tail" else max(1, -(-(window - 1) // size))
                 total += part.count * min(-(-num_tokens // size), behind + -(-(size - 1 + step_tokens) // size))
         return total
 
@@ -137,7 +140,21 @@ def make_pool(engine: str, groups: tuple[KVGroup, ...], options: PoolOptions) ->
         return _vllm_compressed_pool(groups, options)
     if engine == "vllm":
         return _vllm_pool(groups, options)
-    return _equal_pool(engine, groups, options)
+    return _equal_pool(engine, (*groups, *_tails(groups, options)) if engine == "octavo" else groups, options)
+
+
+def _tails(groups: tuple[KVGroup, ...], options: PoolOptions) -> list[KVGroup]:
+    """Where a format quantises K by whole tiles: K of the block that each sequence fills, as the engine keeps it."""
+    found: dict[tuple[int, int, str], list[int]] = {}
+    for group in groups:
+        name = group.kv_format or options.kv_format
+        tail_format = FORMAT_BYTES[name].tail_format if name in FORMAT_BYTES else None
+        if tail_format is not None and group.v_head_dim:
+            found.setdefault((group.num_kv_heads, group.head_dim, tail_format), []).extend(group.layer_indices)
+    return [
+        KVGroup("tail", "tail", tuple(sorted(layers)), heads, dim, window=TILE_TOKENS, kv_format=name)
+        for (heads, dim, name), layers in found.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +214,7 @@ def _waste(units: list[_Unit], size: int) -> tuple[Fraction, Fraction]:
     """The unused share of what layers take that keep all tokens, and of what windows (and states) take."""
     shares = []
     for windowed in (False, True):
-        alike = [unit for unit in units if unit.is_bounded == windowed]
+        alike = [unit for unit in units if unit.is_bounded == windowed and unit.group.kind != "tail"]
         whole = size * _tables(alike, size)
         used = sum(unit.num_bytes * unit.count for unit in alike)
         shares.append(Fraction(whole - used, whole) if whole else Fraction(0))

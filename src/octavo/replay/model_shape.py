@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.core.kv_groups import LayerGeometry, build_groups
+from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError
 
 _NOT_DENSE = ("kv_lora_rank", "num_experts", "num_local_experts", "n_routed_experts", "ssm_cfg", "layer_types")
@@ -50,8 +51,8 @@ class ModelShape:
 
     def kv_spec(self, block_size: int, kv_format: str = "bf16") -> KVSpec:
         """What the engine would allocate by."""
-        layers = tuple(range(self.num_layers))
-        return KVSpec((KVGroupSpec("full", layers, self.num_kv_heads, self.head_dim, kv_format),), block_size)
+        layer = LayerGeometry(self.num_kv_heads, self.head_dim, kv_format)
+        return KVSpec(build_groups([layer] * self.num_layers), block_size)
 
 
 _NAMED = (

@@ -142,7 +142,7 @@ def kv_status_body(status: EngineStatus, model: ServedModel) -> dict[str, object
         "num_blocks": core.num_blocks,
         "block_size": core.block_size,
         "kv_bytes_per_block": core.kv_bytes_per_block,
-        "kv_bytes_per_token": sum(group.bytes_per_token for group in core.kv_groups),
+        "kv_bytes_per_token": sum(group.bytes_per_token for group in core.kv_groups if group.kind != "tail"),
         "kv_bytes": core.num_blocks * core.kv_bytes_per_block,
         "kv_cache_dtype": model.kv_cache_dtype,
         **{f"kv_{name}": value for name, value in model.kv_setting.items()},

@@ -78,7 +78,7 @@ class Slot:
 class CheckingExecutor:
     """Implements Executor. An AssertionError names the request, the position and what is wrong.
 
-    `windows`: of each KV group, the tokens that a row reads, itself included; None: all.
+    `windows`: of each KV group, the tokens that a row reads, itself included; None: all; 0: those of its own block.
     """
 
     def __init__(
@@ -221,6 +221,8 @@ class CheckingExecutor:
         """The hash of the text before the row, as one KV group tells it; None if it reads nothing of it."""
         text, (gap, count) = self._texts.get(row.request_id), row.dropped
         first = 0 if window is None else max(0, row.start - window + 1)
+        if window == 0:
+            first = row.start - row.start % self._block_size
         prefix = 0 if not first else None
         for position in range(first, row.start):
             if gap <= position < gap + count:  # what was dropped is not read, and the chain of hashes breaks off

@@ -4,7 +4,8 @@
 // A form says how tiles are computed with: `Tiles`, the arithmetic; kScaled where tokens have scales. Where tiles are not
 // computed with as they lie (kPrepares), `prepare` makes those of a span in a thread's memory, and may ask for the next
 // span's meanwhile (kPrefetches). With kReadsCodes, few rows are computed by `CodeTiles` from the codes as they lie: the
-// same operations on the same values, so the same bits.
+// same operations on the same values, so the same bits. With kTails, rows read K of their own tile in a tail, in the form
+// that `prepare` gives to tiles.
 #pragma once
 #include "attention_plan.hpp"
 
@@ -15,7 +16,7 @@ namespace OCTAVO_ISA {
 template <class Arithmetic>
 struct PlainForm {
   using Tiles = Arithmetic;
-  static constexpr bool kPrepares = false, kPrefetches = false, kReadsCodes = false, kScaled = false;
+  static constexpr bool kPrepares = false, kPrefetches = false, kReadsCodes = false, kScaled = false, kTails = false;
 };
 
 namespace {
@@ -256,6 +257,15 @@ void run_span(const Work& work, const Piece& piece, int span, const TileRange& r
         set_next(work.layout, *next, range.count(), work.args->kv.is_latent, nothing, tiles.next);
         attend_span<typename Form::Tiles, true, Form::kScaled>(block, span, tiles, rule, *space.buffers, result);
         ask = false;
+        continue;
+      }
+    }
+    if constexpr (Form::kTails) {
+      const int last = block.last_position(), own = last / kTileTokens - span * kSpanTiles;  // of all rows of the block
+      if (own < kSpanTiles) {
+        SpanTiles with_own = tiles;
+        with_own.k[own] = tail_tile_at(work.args->kv, work.args->batch, piece.sequence, last, piece.kv_head);
+        attend_span<typename Form::Tiles, false, Form::kScaled>(block, span, with_own, rule, *space.buffers, result);
         continue;
       }
     }

@@ -21,7 +21,7 @@ struct KVView {
 
 inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
                                      int head_dim, const std::string& format, const std::string& kind,
-                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales) {
+                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales, int64_t tail_offset) {
   require(kind == "pair" || kind == "latent", "kind must be pair or latent");
   const bool is_latent = kind == "latent";
   require(block_size >= 16 && block_size % 16 == 0 && block_size <= 256, "block_size must be a multiple of 16 up to 256");
@@ -31,10 +31,14 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
   auto view = std::make_unique<KVView>();
   const KVFormat f = kv_format(format);
   require(head_dim % kv_dim_step(f) == 0, "head_dim must be a multiple of 32 for this KV format");
-  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, nullptr, nullptr, is_latent};
+  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, nullptr, nullptr, is_latent, tail_offset};
+  require((tail_offset >= 0) == has_tail(f), "a layer has a tail where its KV format quantises K by whole tiles, and only there");
+  require(!(is_latent && has_tail(f)), "latents cannot be kept in a KV format that has tails");
   const int64_t tile_bytes = k_tile_bytes(f, head_dim) + (is_latent ? 0 : v_tile_bytes(f, head_dim));
   const int64_t layer_bytes = tile_bytes * num_kv_heads * (block_size / 16);
   require(layer_offset >= 0 && layer_offset + layer_bytes <= block_bytes, "the layer does not lie inside a block");
+  const int64_t tail_bytes = has_tail(f) ? k_tile_bytes(KVFormat::bf16, head_dim) * num_kv_heads * (block_size / 16) : 0;
+  require(tail_offset + tail_bytes <= block_bytes, "the layer's tail does not lie inside a block");
   require(pool.shape(0) % static_cast<size_t>(block_bytes) == 0, "the pool must be a whole number of blocks");
   require(k_scales.has_value() == v_scales.has_value(), "k_scales and v_scales come together");
   if (k_scales) {
@@ -55,6 +59,7 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
 struct BatchView {
   CI1 query_start, start_slot, start_position;
   CI2 block_table;
+  std::optional<CI2> tail_table;
   BatchArgs args;
   size_t num_tokens;
   int64_t num_positions;  // one more than the last position in a text
@@ -63,14 +68,17 @@ struct BatchView {
   int checked_block_size = 0;
 };
 
-inline std::unique_ptr<BatchView> make_batch_view(CI1 query_start, CI1 start_slot, CI1 start_position, CI2 block_table) {
+inline std::unique_ptr<BatchView> make_batch_view(CI1 query_start, CI1 start_slot, CI1 start_position, CI2 block_table,
+                                                  std::optional<CI2> tail_table) {
   const size_t n = start_slot.shape(0);
   require(query_start.shape(0) == n + 1 && start_position.shape(0) == n && block_table.shape(0) == n,
           "the batch's arrays disagree in the number of sequences");
+  require(!tail_table || (tail_table->shape(0) == n && tail_table->shape(1) == block_table.shape(1)),
+          "the tail's table must have the shape of the other");
   require(n > 0 && query_start.data()[0] == 0 && query_start.data()[n] >= 0, "query_start must run from 0 to the number of rows");
   auto view = std::make_unique<BatchView>();
   view->args = {query_start.data(), start_slot.data(), block_table.data(), static_cast<int>(n),
-                static_cast<int>(block_table.shape(1)), start_position.data()};
+                static_cast<int>(block_table.shape(1)), start_position.data(), tail_table ? tail_table->data() : nullptr};
   view->num_tokens = static_cast<size_t>(query_start.data()[n]);
   view->num_positions = 0;
   for (size_t i = 0; i < n; i++) {
@@ -84,11 +92,13 @@ inline std::unique_ptr<BatchView> make_batch_view(CI1 query_start, CI1 start_slo
   view->start_slot = std::move(start_slot);
   view->start_position = std::move(start_position);
   view->block_table = std::move(block_table);
+  view->tail_table = std::move(tail_table);
   return view;
 }
 
 // No kernel reads or writes outside the pool or the tables, whatever the caller hands in.
 inline void check_tables(BatchView& batch, const KVView& kv) {
+  require(!has_tail(kv.args.format) || batch.tail_table, "the layer has a tail, and the batch no table for it");
   const int64_t num_blocks = static_cast<int64_t>(kv.pool.shape(0)) / kv.args.block_bytes;
   if (batch.checked_blocks == num_blocks && batch.checked_block_size == kv.args.block_size) return;
   const BatchArgs& args = batch.args;
@@ -97,8 +107,11 @@ inline void check_tables(BatchView& batch, const KVView& kv) {
     const int64_t used = (end + kv.args.block_size - 1) / kv.args.block_size;
     require(used <= args.max_blocks, "the block table is too short for the positions");
     for (int64_t b = 0; b < used; b++) {
-      const int32_t id = args.block_table[int64_t{i} * args.max_blocks + b];
-      require(id >= 0 && id < num_blocks, "a block id is outside the pool");
+      for (const int32_t* table : {args.block_table, args.tail_table}) {
+        if (!table) continue;
+        const int32_t id = table[int64_t{i} * args.max_blocks + b];
+        require(id >= 0 && id < num_blocks, "a block id is outside the pool");
+      }
     }
   }
   batch.checked_blocks = num_blocks;

@@ -20,9 +20,9 @@ constexpr bool has_token_scales(KVFormat format) { return format == KVFormat::in
 template <KVFormat kFormat>
 struct ExpandedForm {
   using Tiles = Bf16Arithmetic<kMaxHeadDim>;
-  static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat);
+  static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kTails = has_tail(kFormat);
 #if OCTAVO_READS_CODES
-  static constexpr bool kReadsCodes = true, kAsksForWholeTiles = kFormat == KVFormat::k8v4;
+  static constexpr bool kReadsCodes = !kTails, kAsksForWholeTiles = kFormat == KVFormat::k8v4;
   using CodeTiles = CodeDotTiles<kMaxHeadDim, kFormat>;
 
   static void read_codes(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange& next,
@@ -67,8 +67,9 @@ struct ExpandedForm {
       const uint8_t* k_next = next && ahead < next->count() ? next->at[next->first + ahead] : nullptr;
       const uint8_t *k = range.at[i], *v = k + layout.v_offset, *v_next = k_next ? k_next + layout.v_offset : nullptr;
       uint8_t *to_k = room.k + i * tile_bytes, *to_v = room.v + i * tile_bytes;
-      expand_k(codes, k, rule.k_dim, k_next, to_k);
-      if constexpr (kFormat == KVFormat::k8v4) expand_v4(v, rule.v_dim, v_next, to_v);
+      if constexpr (kFormat == KVFormat::int4) expand_k4(k, rule.k_dim, k_next, to_k);
+      else expand_k(codes, k, rule.k_dim, k_next, to_k);
+      if constexpr (kFormat == KVFormat::k8v4 || kFormat == KVFormat::int4) expand_v4(v, rule.v_dim, v_next, to_v);
       else expand_v(codes, v, rule.v_dim, v_next, to_v);
       tiles.k[i] = to_k;
       tiles.v[i] = to_v;
@@ -81,7 +82,8 @@ struct ExpandedForm {
 template <KVFormat kFormat>
 struct ExpandedLatentForm {
   using Tiles = Bf16Arithmetic<kMaxLatentDim>;
-  static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kReadsCodes = false;
+  static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kReadsCodes = false,
+                        kTails = false;
 
   static void prepare(const KVLayerArgs&, const SpanRule& rule, const TileRange& range, const TileRange* next,
                       const PreparedTiles& room, SpanTiles& tiles) {

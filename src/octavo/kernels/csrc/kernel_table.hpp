@@ -45,6 +45,7 @@ struct KVLayerArgs {
   KVFormat format;
   const float *k_scales, *v_scales;  // [num_kv_heads, head_dim] or null: what is stored is divided by them
   bool is_latent;  // one vector a token, which is K and, as far as its first numbers go, V
+  int64_t tail_offset;  // in blocks of the tail's table, where the format has a tail; else -1
 };
 
 struct BatchArgs {
@@ -53,6 +54,7 @@ struct BatchArgs {
   const int32_t* block_table;     // [num_sequences, max_blocks]
   int num_sequences, max_blocks;
   const int32_t* text_position;   // [num_sequences], for rotations: nothing is less for being dropped
+  const int32_t* tail_table;      // [num_sequences, max_blocks] or null
 };
 
 struct RopeWriteArgs {

@@ -97,6 +97,23 @@ static inline void to_int4(const float* x, int count, uint8_t* codes, uint16_t* 
   }
 }
 
+// kv_formats/int4.py: a K tile of bf16 [head_dim / 2][16][2] -> codes [head_dim / 8][16][4], scales, minima
+static inline void encode_k4(const uint8_t* from, int head_dim, uint8_t* tile) {
+  uint16_t* scales = reinterpret_cast<uint16_t*>(tile + head_dim * 8);
+  for (int d = 0; d < head_dim; d++) {
+    const uint8_t* words = from + d / 2 * 64;
+    alignas(64) float channel[kTileTokens];
+    store(channel, d % 2 ? high_bf16(words) : low_bf16(words));
+    uint8_t codes[kMaxVector];
+    to_int4(channel, kTileTokens, codes, scales + d, scales + head_dim + d);
+    uint8_t* to = tile + d / 8 * 64 + d % 4;
+    for (int token = 0; token < kTileTokens; token++) {
+      if (d % 8 < 4) to[token * 4] = codes[token];
+      else to[token * 4] |= static_cast<uint8_t>(codes[token] << 4);
+    }
+  }
+}
+
 // The codes of formats with 8 bits a number (of k8v4: K's). Returns whether each token has a scale, which is set then.
 static inline bool to_codes(KVFormat format, const float* x, int count, uint8_t* codes, uint16_t* scale_bits) {
   if (format == KVFormat::fp8_e4m3) {
@@ -146,7 +163,7 @@ static inline void encode_v(KVFormat format, const float* v, int head_dim, int s
     uint16_t bits[kMaxVector];
     for (int d = 0; d < head_dim; d++) bits[d] = to_16_bits(format, v[d]);
     for (int d = 0; d < head_dim; d++) to[d * 2] = bits[d];
-  } else if (format == KVFormat::k8v4) {  // [4][head_dim / 32][16][4]
+  } else if (has_v4(format)) {  // [4][head_dim / 32][16][4]
     to_int4(v, head_dim, codes, &scale, &minimum);
     uint8_t* to = tile + slot / 4 * head_dim * 2 + slot % 4;
     for (int d = 0; d < head_dim; d += 32)

@@ -29,5 +29,12 @@ static inline uint8_t* tile_at(const KVLayerArgs& kv, const TileLayout& layout, 
   return head_tiles(kv, layout, table[position / kv.block_size], kv_head) + inside * layout.bytes;
 }
 
+// K of a position's own tile, in bf16, of formats that have a tail.
+static inline uint8_t* tail_tile_at(const KVLayerArgs& kv, const BatchArgs& batch, int sequence, int position, int kv_head) {
+  const int32_t block_id = batch.tail_table[static_cast<size_t>(sequence) * batch.max_blocks + position / kv.block_size];
+  const int64_t tile = static_cast<int64_t>(kv_head) * (kv.block_size / kTileTokens) + position % kv.block_size / kTileTokens;
+  return kv.pool + block_id * kv.block_bytes + kv.tail_offset + tile * k_tile_bytes(KVFormat::bf16, kv.head_dim);
+}
+
 }  // namespace OCTAVO_ISA
 }  // namespace octavo

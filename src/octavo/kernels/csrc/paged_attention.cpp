@@ -17,6 +17,7 @@ auto with_form(KVFormat format, Visit&& visit) {
     case KVFormat::fp8_e5m2: return visit(ExpandedForm<KVFormat::fp8_e5m2>{});
     case KVFormat::int8: return visit(ExpandedForm<KVFormat::int8>{});
     case KVFormat::k8v4: return visit(ExpandedForm<KVFormat::k8v4>{});
+    case KVFormat::int4: return visit(ExpandedForm<KVFormat::int4>{});
     default: return visit(PlainForm<WidenedTiles<F32Words, kMaxHeadDim>>{});
   }
 }

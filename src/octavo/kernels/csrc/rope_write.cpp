@@ -67,14 +67,38 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
       value = normal;
     }
     uint8_t* tile = tile_at(kv, layout, args.batch, sequence, position, head);
-    encode_k(kv.format, rotated, head_dim, slot, tile);
+    if (has_tail(kv.format))
+      encode_k(KVFormat::bf16, rotated, head_dim, slot, tail_tile_at(kv, args.batch, sequence, position, head));
+    else
+      encode_k(kv.format, rotated, head_dim, slot, tile);
     encode_v(kv.format, value, head_dim, slot, tile + layout.v_offset);
   }
 }
 
+// Quantises K of a tile that is full now.
+void fill_tile(const RopeWriteArgs& args, int sequence, int, int position) {
+  if (position % kTileTokens != kTileTokens - 1) return;
+  const KVLayerArgs& kv = args.kv;
+  const TileLayout layout = tile_layout(kv);
+  for (int head = 0; head < kv.num_kv_heads; head++)
+    encode_k4(tail_tile_at(kv, args.batch, sequence, position, head), kv.head_dim,
+              tile_at(kv, layout, args.batch, sequence, position, head));
+}
+
+bool fills_tiles(const BatchArgs& batch) {
+  for (int i = 0; i < batch.num_sequences; i++) {
+    const int start = batch.start_position[i], end = start + batch.query_start[i + 1] - batch.query_start[i];
+    if (start / kTileTokens != end / kTileTokens) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
-void rope_write(ThreadPool& pool, const RopeWriteArgs& args) { for_each_row<RopeWriteArgs, write_token>(pool, args); }
+void rope_write(ThreadPool& pool, const RopeWriteArgs& args) {
+  for_each_row<RopeWriteArgs, write_token>(pool, args);
+  if (has_tail(args.kv.format) && fills_tiles(args.batch)) for_each_row<RopeWriteArgs, fill_tile>(pool, args);
+}
 
 }  // namespace OCTAVO_ISA
 }  // namespace octavo
