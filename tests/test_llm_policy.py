@@ -44,6 +44,35 @@ def test_a_text_beyond_the_pool_is_answered_and_the_loss_is_said(tiny: Path) -> 
         assert answer.token_ids != first.token_ids
 
 
+@pytest.mark.parametrize(
+    ("policy", "most_blocks", "words", "num_dropped", "num_found"),
+    [
+        ("h2o:32,16,16", 3, "nothing comes from the prefix cache", 96, 0),
+        ("snapkv:32,8,3", 5, "a text keeps 32 tokens of its prompt in each head", 38, 62),
+    ],
+)
+def test_what_attention_chose_is_kept_and_the_loss_is_said(
+    tiny: Path, policy: str, most_blocks: int, words: str, num_dropped: int, num_found: int
+) -> None:
+    pool = 16 * BLOCK_BYTES
+    with LLM(str(tiny), kv_cache_memory=pool, max_model_len=130, threads=1, kv_policy=policy) as llm:
+        (told,) = llm.model.degraded
+        assert words in told
+        assert policy in told
+        (first,) = llm.generate(PROMPT, GREEDY)
+        whole, again = llm.generate([PROMPT] * 2, [replace(GREEDY, kv_policy="all"), GREEDY])
+        assert first.token_ids == again.token_ids != whole.token_ids
+        assert again.num_cached_tokens == num_found
+        status = llm.model.core.status()
+        assert status.dropped_tokens == 2 * num_dropped
+        assert status.used_blocks == 0
+        with pytest.raises(InvalidRequestError, match="it goes with n 1"):
+            llm.generate(PROMPT, SamplingParams(n=2))
+    small = most_blocks * BLOCK_BYTES
+    with LLM(str(tiny), kv_cache_memory=small, threads=1, kv_policy=policy) as llm:
+        assert llm.generate(PROMPT, replace(GREEDY, max_tokens=40))[0].token_ids == first.token_ids[:40]
+
+
 def test_until_something_is_dropped_answers_are_those_of_the_whole_text(tiny: Path) -> None:
     short = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
     answers = []
@@ -63,8 +92,10 @@ def test_a_request_may_say_otherwise(tiny: Path) -> None:
     with LLM(str(tiny), kv_cache_memory=64 * BLOCK_BYTES, threads=1, kv_policy=POLICY) as llm:
         plain, whole, again = [one.token_ids for one in llm.generate([PROMPT] * 3, asked)]
         assert (plain, again) == (bounded, bounded) != (whole, whole)
-    with pytest.raises(InvalidRequestError, match="kv_policy is 'snapkv'"):
-        SamplingParams(kv_policy="snapkv")
+    with pytest.raises(InvalidRequestError, match="kv_policy is 'window'"):
+        SamplingParams(kv_policy="window")
+    with pytest.raises(InvalidRequestError, match="kv_policy is 'snapkv:8,8'; the window of SnapKV is 8; it must be"):
+        SamplingParams(kv_policy="snapkv:8,8")
 
 
 def test_models_that_bound_their_memory_themselves_are_refused(tmp_path: Path) -> None:
@@ -74,5 +105,7 @@ def test_models_that_bound_their_memory_themselves_are_refused(tmp_path: Path) -
 
 
 def test_a_policy_that_is_none_is_refused(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_policy is 'h2o'; it must be all, streaming"):
-        LLM(str(tiny), threads=1, kv_policy="h2o")
+    with pytest.raises(ConfigError, match="kv_policy is 'window'; it must be all, one of streaming"):
+        LLM(str(tiny), threads=1, kv_policy="window")
+    with pytest.raises(ConfigError, match="kv_policy is 'h2o:8,9'; the recent tokens of H2O are 9; they must be"):
+        LLM(str(tiny), threads=1, kv_policy="h2o:8,9")

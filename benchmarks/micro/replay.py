@@ -18,7 +18,9 @@ import argparse
 import json
 import os
 import platform
+import random
 import resource
+import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -61,17 +63,33 @@ def curve_of(source: str, **config: Any) -> Figures:
     return {"requests": report.requests, "blocks": report.blocks, "hit_rate": report.unlimited.hit_rate, **seconds}
 
 
-def timed_replay(output: int) -> Figures:
-    """Requests that share nothing but a block, 100 kinds of them."""
-    count = 1000
-    trace = [
-        TraceRequest(0.0, LENGTH - output, output, [1, *range(1000 + at % 100 * 1000, 1124 + at % 100 * 1000)], 16)
-        for at in range(count)
-    ]
-    replay = TimedReplay(TimedConfig(SchedulerConfig(256, 8192, 4096), SPEC, 20_000), COST)
+def timed_replay(output: int, *, may_coast: bool, apart_s: float = 0.0) -> Figures:
+    """Requests that share nothing but a block, 100 kinds of them; all at once, or `apart_s` apart on an average."""
+    count, chance, now, trace = 1000, random.Random(1), 0.0, []
+    for at in range(count):
+        now += chance.expovariate(1 / apart_s) if apart_s else 0.0
+        names = [1, *range(1000 + at % 100 * 1000, 1124 + at % 100 * 1000)]
+        trace.append(TraceRequest(now, LENGTH - output, output, names, 16))
+    replay = TimedReplay(TimedConfig(SchedulerConfig(256, 8192, 4096), SPEC, 20_000, may_coast=may_coast), COST)
     report, seconds = timed(lambda: replay.run(trace))
-    rate = count / seconds["process_s"]
-    return {"output": output, "requests_per_process_s": rate, "steps": report.status.steps, **seconds}
+    return {"steps": report.status.steps, "duration_s": report.duration_s, **seconds}
+
+
+def timed_replays(repetitions: int) -> list[Figures]:
+    """With and without coasting in turn (core.coasting), the median of each; virtual times must agree."""
+    found = []
+    for output, apart_s in ((1, 0.0), (8, 0.0), (32, 0.0), (128, 0.0), (128, 0.002), (512, 0.0)):
+        runs: dict[bool, list[Figures]] = {True: [], False: []}
+        for _ in range(repetitions):
+            for may_coast in (True, False):
+                runs[may_coast].append(timed_replay(output, may_coast=may_coast, apart_s=apart_s))
+        assert len({(run["steps"], run["duration_s"]) for of_kind in runs.values() for run in of_kind}) == 1
+        rates = {on: [1000 / run["process_s"] for run in of_kind] for on, of_kind in runs.items()}
+        one: Figures = {"output": output, "arrivals": "one by one" if apart_s else "at once"}
+        one |= {"requests_per_process_s": statistics.median(rates[True])}
+        one |= {"every_row_written": statistics.median(rates[False]), "steps": runs[True][0]["steps"]}
+        found.append({**one, "all": rates[True], "all_every_row_written": rates[False]})
+    return found
 
 
 def live_curve() -> Figures:
@@ -122,6 +140,7 @@ def commit_id() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", help="a Mooncake trace, for the curve of a real one")
+    parser.add_argument("--repetitions", type=int, default=5, help="of the timed replays; the median counts")
     parser.add_argument("--ten-million", action="store_true", help="ten million requests that are made up; minutes")
     parser.add_argument("--only-ten-million", action="store_true", help="those, and nothing else")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -132,7 +151,7 @@ def main() -> None:
     if not arguments.only_ten_million:
         source = "generate:talks,requests=12000,talks=300,block=512,system=512,prompt=4096"
         figures["curve of 12,000 made up"] = curve_of(source)
-        figures["timed"] = [timed_replay(output) for output in (1, 8, 32, 128)]
+        figures["timed"] = timed_replays(arguments.repetitions)
         figures["live curve"] = live_curve()
     if arguments.trace:
         figures["curve"] = {"trace": Path(arguments.trace).name, **curve_of(arguments.trace)}

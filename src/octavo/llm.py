@@ -17,6 +17,7 @@ from typing import Any
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
+from octavo.core.keep_policy import parse_policy
 from octavo.core.kv_groups import format_words
 from octavo.core.kv_spec import KVSpec
 from octavo.core.request import Request
@@ -24,7 +25,6 @@ from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.sharing import BranchMemory
-from octavo.core.streaming import parse_policy
 from octavo.engine.chat_template import ChatTemplate
 from octavo.engine.completion import Beam, BeamSearchParams, Completion, completion_of
 from octavo.engine.open_request import OpenRequest
@@ -61,7 +61,7 @@ class SchedulerOptions:
     max_model_len: int | None = None  # tokens of prompt and output of one request
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True
-    kv_policy: str = "all"  # which tokens of a text are kept: all, or streaming:SINKS,RECENT,PIECE
+    kv_policy: str = "all"  # which tokens of a text are kept: see `core.keep_policy`
 
     def __post_init__(self) -> None:
         self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
@@ -205,7 +205,7 @@ def _plan(
         asked_model_len=options.max_model_len,
         longest_context=setting.longest_context(source.config.max_position_embeddings),
         step_tokens=options.max_num_batched_tokens,
-        most_slots=None if keep is None else keep.plan(spec.block_size).capacity,
+        most_slots=None if keep is None else keep.most_slots(spec.block_size),
         degraded=(
             *([] if keep is None else [keep.loss(spec.block_size)]),
             *lost_precision(config, source.config.dtype),

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"kernels", "kv_formats", "core"}, {"numpy", "gguf", "huggingface_hub"}),
     "executor": ({"models", "kernels", "kv_formats", "core"}, {"numpy", "safetensors"}),
     "certify": ({"executor", "models", "kernels", "kv_formats", "core"}, {"numpy"}),
-    "planner": ({"models", "kv_formats", "core"}, set()),
+    "planner": ({"replay", "models", "kv_formats", "core"}, set()),
     "replay": ({"kv_formats", "core"}, {"numpy"}),
     "engine": ({"core"}, {"tokenizers", "jinja2"}),
     "server": ({"engine", "core"}, {"starlette", "uvicorn", "uvloop", "msgspec", "prometheus_client"}),

@@ -58,7 +58,7 @@ def test_it_answers_as_an_openai_server_does() -> None:
     [
         (["--executor", "sim"], 1, "needs --config"),
         (["--executor", "sim", "--config", "opt-13b"], 1, "needs --hardware, or --cost"),
-        (["--executor", "sim", "--config", "opt-13b", "--hardware", "abacus"], 1, "the catalogue has"),
+        (["--executor", "sim", "--config", "opt-13b", "--hardware", "abacus"], 1, "is not in the catalogue"),
         (["--executor", "sim", "--config", "llama-2-70b", "--hardware", "L4"], 1, "no room for a KV cache"),
         (["--hardware", "H100", "smollm2"], 2, "--hardware is for --executor sim"),
         ([], 2, "Missing argument 'MODEL'"),

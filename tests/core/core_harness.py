@@ -16,12 +16,15 @@ from octavo.core.beam_search import BeamRules, BeamSearch, Hypothesis
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore, RequestOutput
+from octavo.core.heavy_hitters import HeavyHitters
+from octavo.core.keep_policy import KeepPolicy
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.core.radix_node import GONE, Node
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.seeds import branch_seed
+from octavo.core.snap_kv import SnapKV
 from octavo.core.step import Row, SampleSpec, StepPlan, StepResult
 from octavo.core.streaming import StreamingLLM
 from octavo.errors import CapacityError, InvalidRequestError
@@ -73,7 +76,9 @@ class Shadow:
     width: int = 1
     was_touched: bool = False  # a branch of its request was ended from outside
     finals: list[RequestOutput] = field(default_factory=list)  # of a beam search
-    keep: StreamingLLM | None = None
+    keep: KeepPolicy | None = None
+    num_weighed: int | None = None  # positions whose queries are counted; None: none yet
+    chosen_at: set[int] = field(default_factory=set)  # computed tokens at which it was chosen what stays
 
     def reference_beams(self, vocab_size: int) -> list[Hypothesis]:
         """What a search gives that has no cache, no batch and no limits."""
@@ -152,7 +157,7 @@ class Harness:
         priority: int = 0,
         namespace: str = "",
         eos: tuple[int, ...] = (),
-        keep: StreamingLLM | None = None,
+        keep: KeepPolicy | None = None,
         **params: object,
     ) -> str | None:
         """Returns the request id, or None if it was refused because it can never fit."""
@@ -163,7 +168,7 @@ class Harness:
         )
         stored = len(prompt) + max_tokens - 1
         fits = (
-            sum(self._most(self._slots(stored, keep))) <= self.blocks.pool.num_blocks
+            sum(self._most(self._slots(stored, keep, len(prompt)))) <= self.blocks.pool.num_blocks
             and stored < self.config.max_model_len
         )
         try:
@@ -219,14 +224,19 @@ class Harness:
     def _most(self, num_tokens: int) -> list[int]:
         return most_blocks(self.windows, self.spec.block_size, num_tokens, self.config.max_num_batched_tokens)
 
-    def _slots(self, num_tokens: int, keep: StreamingLLM | None) -> int:
+    def _slots(self, num_tokens: int, keep: KeepPolicy | None, num_prompt: int) -> int:
         """The most slots of a text on its way to so many tokens, one after the other."""
         most = slots = 0
-        for _ in range(num_tokens):
+        for count in range(1, num_tokens + 1):
             slots += 1
             most = max(most, slots)
-            if keep is not None and slots == sum(self._whole(part) for part in astuple(keep)):
-                slots -= self._whole(keep.num_dropped_at_once)
+            match keep:
+                case StreamingLLM() if slots == sum(self._whole(part) for part in astuple(keep)):
+                    slots -= self._whole(keep.num_dropped_at_once)
+                case SnapKV() if count == num_prompt:
+                    slots = min(slots, keep.budget)
+                case HeavyHitters() if slots == keep.budget + keep.piece:
+                    slots = keep.budget
         return most
 
     def _whole(self, num_tokens: int) -> int:
@@ -367,6 +377,10 @@ class Harness:
         if keep is None:
             assert row.dropped == (0, 0)
             return
+        if not isinstance(keep, StreamingLLM):
+            assert shadow is not None
+            self._check_choices(row, shadow, keep)
+            return
         sinks, recent, piece = (self._whole(part) for part in astuple(keep))
         gone = {
             max(0, (position - sinks - recent) // piece) * piece
@@ -374,6 +388,33 @@ class Harness:
         }
         assert {row.dropped} == {(sinks, count) for count in gone}
         assert all(len(table) * self.spec.block_size <= sinks + recent + piece for table in row.block_tables)
+
+    def _check_choices(self, row: Row, shadow: Shadow, keep: KeepPolicy) -> None:
+        """As `_check_drops`; and every query counts once, every choice is made once, whatever is computed again."""
+        gone, num_prompt, end = set[int](), len(shadow.prompt), row.start + len(row.token_ids)
+        if isinstance(keep, SnapKV):
+            first, is_drop = num_prompt - keep.window, end == num_prompt > keep.budget
+            for position in range(row.start, end):
+                gone.add(max(0, num_prompt - keep.budget) if position >= num_prompt else 0)
+        else:
+            assert isinstance(keep, HeavyHitters)
+            held = keep.budget + keep.piece
+            first, is_drop = 0, end >= held and (end - held) % keep.piece == 0
+            for position in range(row.start, end):
+                gone.add(0 if position < held else (position - held) // keep.piece * keep.piece + keep.piece)
+        (count,) = gone
+        assert row.dropped == ((-1, count) if count else (0, 0))
+        if row.weighing is None:
+            assert not is_drop or end in shadow.chosen_at or num_prompt + shadow.params.max_tokens - 1 <= end
+            return
+        begin = row.start + row.weighing.first
+        assert begin == (first if shadow.num_weighed is None else shadow.num_weighed), "queries count once each"
+        assert bool(row.weighing.mass) is (shadow.num_weighed is not None), "what was counted before is lost"
+        shadow.num_weighed = end
+        assert (row.weighing.choice is not None) is is_drop
+        if is_drop:
+            assert end not in shadow.chosen_at, "it was chosen before what stays"
+            shadow.chosen_at.add(end)
 
     def _indexed(self) -> set[int]:
         return {block for node in self.blocks.tree.nodes() for block in node.block_ids if block != GONE}
@@ -560,10 +601,21 @@ class Harness:
         assert node is None or node.key == request.namespace.encode(), "a path of another namespace"
 
 
-def storm(harness: Harness, rng: random.Random, num_actions: int, *, streaming: bool = False) -> None:
+def any_choice(rng: random.Random) -> KeepPolicy:
+    """A small policy that chooses by attention."""
+    recent = rng.randrange(1, 5)
+    if rng.random() < 0.5:
+        return SnapKV(recent + rng.randrange(1, 8), recent, 1)
+    return HeavyHitters(recent + rng.randrange(1, 8), recent, rng.randrange(1, 6))
+
+
+def storm(
+    harness: Harness, rng: random.Random, num_actions: int, *, streaming: bool = False, choosing: bool = False
+) -> None:
     """Random life: prompts that share prefixes, branches, ends in any state, then everything drains.
 
-    With `streaming`, half of the requests keep their first and their recent tokens only.
+    With `streaming`, half of the requests keep their first and their recent tokens only; with `choosing`, what
+    attention chose.
     """
     shared = [[rng.randrange(VOCAB_SIZE) for _ in range(24)] for _ in range(2)]
     for _ in range(num_actions):
@@ -574,7 +626,10 @@ def storm(harness: Harness, rng: random.Random, num_actions: int, *, streaming: 
             namespace, priority = rng.choice(["", "", "", "other"]), rng.choice([0, 0, 0, -1, 1])
             harness.add(prompt, rng.randrange(1, 12), namespace=namespace, priority=priority)
             if streaming:
-                keep = StreamingLLM(rng.randrange(1, 4), rng.randrange(1, 9), rng.randrange(1, 5))
+                keep: KeepPolicy = StreamingLLM(rng.randrange(1, 4), rng.randrange(1, 9), rng.randrange(1, 5))
+                harness.add(prompt, rng.randrange(1, 30), namespace=namespace, priority=priority, keep=keep)
+            if choosing:
+                keep = any_choice(rng)
                 harness.add(prompt, rng.randrange(1, 30), namespace=namespace, priority=priority, keep=keep)
         elif action < 0.45 and harness.unfinished:
             harness.end(rng.choice(list(harness.unfinished)), as_stop=rng.random() < 0.3)

@@ -149,3 +149,16 @@ def test_two_runs_tell_the_same() -> None:
         storm(harness, random.Random(3), 80)
         runs.append((harness.events, harness.executor.plans))
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 5), (6,)])
+def test_nobody_is_told_that_nothing_was_evicted(windows: tuple[int | None, ...]) -> None:
+    harness = Harness(block_size=2, num_blocks=14, budget=9, seats=4, windows=windows)
+    assert harness.core.reset_prefix_cache() == 0
+    storm(harness, random.Random(3), 80)
+    while harness.core.reset_prefix_cache():
+        pass
+    evicted = [event.blocks for event in harness.events if isinstance(event, events.BlocksEvicted)]
+    assert evicted
+    assert all(any(block_id >= 0 for block_id in ids) for blocks in evicted for ids in blocks)
+    assert all(evicted)

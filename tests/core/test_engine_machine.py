@@ -9,6 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from octavo.core.heavy_hitters import HeavyHitters
+from octavo.core.snap_kv import SnapKV
 from octavo.core.streaming import StreamingLLM
 from tests.core.core_harness import VOCAB_SIZE, Harness, branch_storm, storm
 
@@ -130,6 +132,19 @@ class EngineMachine(RuleBasedStateMachine):
     def add_streaming(self, prompt, max_tokens, keep, priority):
         self.harness.add(prompt, max_tokens, keep=keep, priority=priority)
 
+    @precondition(lambda self: not any(self.harness.windows))
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 30),
+        recent=st.integers(1, 4),
+        others=st.integers(1, 8),
+        piece=st.integers(0, 5),
+        priority=st.sampled_from([0, 0, -1]),
+    )
+    def add_choosing(self, prompt, max_tokens, recent, others, piece, priority):
+        keep = HeavyHitters(recent + others, recent, piece) if piece else SnapKV(recent + others, recent, 1)
+        self.harness.add(prompt, max_tokens, keep=keep, priority=priority)
+
     @rule(count=st.integers(1, 5))
     def step(self, count):
         for _ in range(count):
@@ -188,7 +203,7 @@ def test_storms(seed: int) -> None:
             kv_cache=rng.random() < 0.9,
             token_exact=rng.random() < 0.9,
         )
-        storm(harness, rng, 60)
+        storm(harness, rng, 60, choosing=not any(harness.windows) and seed % 2 == 1)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.large) for seed in range(2, 40))])

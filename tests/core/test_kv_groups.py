@@ -12,7 +12,9 @@ from octavo.core.kv_groups import (
     MAX_GROWING_PADDING,
     MAX_WINDOW_PADDING,
     LayerGeometry,
+    Pieces,
     build_groups,
+    choose_size,
     format_words,
     layers_of,
     with_formats,
@@ -153,6 +155,21 @@ def test_formats_have_one_name_together() -> None:
     assert format_words(with_formats(groups, dict.fromkeys((0, 1, 2, 7), "bf16"))) == "int8 (bf16 in layers 0-2,7)"
     assert format_words(with_formats(groups, {0: "f32", 4: "bf16"})) == "int8 (bf16 in layers 4, f32 in layers 0)"
     assert format_words(with_formats(groups, dict.fromkeys(range(9), "f16"))) == "f16"
+
+
+def test_a_size_serves_pieces_of_any_kind() -> None:
+    """What the planner cuts by the same rule: bytes of a block instead of a token change nothing but the scale."""
+    for scale in (1, 16):
+        assert choose_size([Pieces(100 * scale, 6, is_bounded=False)]) == 600 * scale
+        alike = [Pieces(100 * scale, 3, is_bounded=False), Pieces(100 * scale, 15, is_bounded=True)]
+        assert choose_size(alike) == 300 * scale, "one group of full layers, five of windows"
+        assert (
+            choose_size([Pieces(96 * scale, 2, is_bounded=False), Pieces(100 * scale, 1, is_bounded=True)])
+            == 192 * scale
+        )
+    tail = Pieces(40, 6, is_bounded=True, is_counted=False)
+    assert choose_size([Pieces(100, 6, is_bounded=False), tail]) == 600, "what the tail leaves unused does not matter"
+    assert choose_size([Pieces(100, 6, is_bounded=False), Pieces(40, 6, is_bounded=True)]) == 300
 
 
 def test_int4_takes_about_a_third_and_has_a_tail() -> None:

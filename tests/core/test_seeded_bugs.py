@@ -106,8 +106,8 @@ def copy_on_write_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 def the_last_copy_is_lost(patch: pytest.MonkeyPatch) -> None:
     plan = StepDraft.plan
 
-    def lose(self: StepDraft, step_index: int) -> object:
-        made = plan(self, step_index)
+    def lose(self: StepDraft, step_index: int, coasting: object) -> object:
+        made = plan(self, step_index, coasting)
         return replace(made, copies=made.copies[:-1])
 
     patch.setattr(StepDraft, "plan", lose)

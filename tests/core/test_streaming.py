@@ -9,10 +9,11 @@ import pytest
 
 from octavo.core.block_leave import BlockLeave
 from octavo.core.block_pool import BlockPool
+from octavo.core.keep_policy import parse_policy
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.core.step_draft import StepDraft
-from octavo.core.streaming import DropPlan, StreamingLLM, parse_policy
+from octavo.core.streaming import DropPlan, StreamingLLM
 from octavo.errors import InvalidRequestError
 from tests.core.core_harness import Harness, storm
 
@@ -210,5 +211,8 @@ def test_a_policy_is_named_in_a_line(text: str, policy: StreamingLLM | None) -> 
 
 @pytest.mark.parametrize("text", ["", "none", "streaming:", "streaming:0", "streaming:1,2,3,4", "streaming:a", "all:1"])
 def test_another_line_is_refused_with_the_range(text: str) -> None:
-    with pytest.raises(ValueError, match="must be all, streaming, or streaming:SINKS,RECENT,PIECE"):
+    with pytest.raises(
+        ValueError,
+        match="must be all, one of streaming, h2o, snapkv, or one with numbers from 1 on: streaming:SINKS,RECENT,PIECE",
+    ):
         parse_policy(text)

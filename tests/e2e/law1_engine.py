@@ -16,6 +16,7 @@ import numpy as np
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
+from octavo.core.keep_policy import KeepPolicy
 from octavo.core.kv_groups import with_formats
 from octavo.core.kv_spec import KVSpec
 from octavo.core.request import Request
@@ -23,7 +24,6 @@ from octavo.core.request_output import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
-from octavo.core.streaming import StreamingLLM
 from octavo.executor.batch import is_sampled, num_scored
 from octavo.executor.kv_scales import KVScales
 from octavo.executor.kv_storage import KVStorage
@@ -171,7 +171,7 @@ class Engine:
         *,
         seed: int = 0,
         priority: int = 0,
-        keep: StreamingLLM | None = None,
+        keep: KeepPolicy | None = None,
     ) -> None:
         self.core.add(Request(name, prompt, params, seed=seed, priority=priority, keep=keep))
 
@@ -207,7 +207,7 @@ class Engine:
         params: SamplingParams = GREEDY,
         *,
         seed: int = 0,
-        keep: StreamingLLM | None = None,
+        keep: KeepPolicy | None = None,
     ) -> Answer:
         """Run one request, and whatever else is there, to the end."""
         self.add(name, prompt, params, seed=seed, keep=keep)

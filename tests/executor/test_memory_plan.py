@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from octavo.core.config import SchedulerConfig
+from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.executor.memory import peak_resident_bytes, resident_bytes
-from octavo.executor.memory_plan import MemoryAccount, MemoryPlan, loading_bytes, working_bytes
+from octavo.executor.memory_plan import MemoryAccount, MemoryPlan, counting_bytes, loading_bytes, working_bytes
 from tests.models.tiny_gguf import make_tiny_gguf
 from tests.models.tiny_models import make_tiny_model
 
@@ -93,3 +95,21 @@ def test_reading_the_process(tmp_path: Path) -> None:
     assert resident_bytes(tmp_path) == 1000 * 1024
     assert resident_bytes(tmp_path / "absent") > 10 * MIB, "from the system where there is no /proc"
     assert resident_bytes() <= peak_resident_bytes()
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_slots", "num_sequences"),
+    [
+        ("all", 0, 0),
+        ("streaming", 0, 0),
+        ("h2o:100,50,20", 120, 4),
+        ("h2o:3000,50,20", 2048, 4),
+        ("snapkv:100,50", 2048, 2),
+        ("snapkv:4000", 0, 0),
+    ],
+)
+def test_counting_attention_is_planned(policy: str, num_slots: int, num_sequences: int) -> None:
+    """What texts hold, and as much twice while a step counts, with one on its way back."""
+    spec = KVSpec((KVGroupSpec("full", (0, 1, 2), 2, 16, "bf16"), KVGroupSpec("other", (3, 4, 5), 2, 16, "bf16")), 16)
+    found = counting_bytes(spec, SchedulerConfig(4, 64, 2048, kv_policy=policy))
+    assert found == 3 * 8 * 6 * 2 * num_slots * (num_sequences + 1 if num_sequences else 0)

@@ -58,21 +58,26 @@ def test_attention_input_is_norm_linear_and_rope_write(
     assert fused.kv.pool.tobytes() == apart.kv.pool.tobytes()
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", [*ROWS, 11, 200])
 @pytest.mark.parametrize("weights_dtype", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("instruction_set", supported_instruction_sets())
-def test_gated_mlp_is_its_parts(instruction_set: str, weights_dtype: str, rows: int) -> None:
+@pytest.mark.parametrize("inner_width", [INNER, INNER - 6])  # whole panels, and not
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_gated_mlp_is_its_parts(
+    instruction_set: str, weights_dtype: str, rows: int, inner_width: int, has_bias: bool
+) -> None:
     ops = NativeOps(2, instruction_set)
-    gate_up = ops.pack_linear(normal(2 * INNER, WIDTH, seed=1), None, weights_dtype)
-    down = ops.pack_linear(normal(WIDTH, INNER, seed=2), normal(WIDTH, seed=3), weights_dtype)
+    bias = normal(2 * inner_width, seed=6) if has_bias else None
+    gate_up = ops.pack_linear(normal(2 * inner_width, WIDTH, seed=1), bias, weights_dtype)
+    down = ops.pack_linear(normal(WIDTH, inner_width, seed=2), normal(WIDTH, seed=3), weights_dtype)
     norm, hidden = normal(WIDTH, seed=4), normal(rows, WIDTH, seed=5)
     fused, apart = hidden.copy(), hidden.copy()
     ops.gated_mlp(fused, norm, EPS, gate_up, down)
 
     normed, both, inner = (
         np.empty_like(hidden),
-        np.empty((rows, 2 * INNER), np.float32),
-        np.empty((rows, INNER), np.float32),
+        np.empty((rows, 2 * inner_width), np.float32),
+        np.empty((rows, inner_width), np.float32),
     )
     ops.rms_norm(hidden, norm, EPS, normed)
     ops.linear(normed, gate_up, both)

@@ -9,8 +9,8 @@ import pytest
 from octavo.planner.arithmetic import Work, decode_step
 from octavo.planner.cache_bytes import CacheBytes
 from octavo.planner.geometry import Geometry, KVGroup, Tensor
-from octavo.planner.hardware import CATALOGUE, find_hardware
 from octavo.planner.sources import open_geometry
+from octavo.replay.hardware import CATALOGUE, find_hardware
 
 FULL = KVGroup("full", "full", (0, 1), 2, 8, 8)
 WINDOW = KVGroup("window-5", "window", (2, 3, 4), 2, 8, 8, window=5)
@@ -81,9 +81,9 @@ def test_bounds_by_memory_and_by_arithmetic() -> None:
     cache = CacheBytes(shape.groups, "bf16", "bf16")
     device = find_hardware("A100-80GB")
     small = decode_step(shape, cache, 2 * shape.parameters, 1, 1)
-    assert small.seconds(device) == small.bytes_read / device.bandwidth_bytes_s
+    assert small.seconds(device) == small.bytes_read / device.bytes_per_s
     large = decode_step(shape, cache, 2 * shape.parameters, 1024, 1)
-    assert large.seconds(device) == 2 * large.multiply_adds / device.flops
+    assert large.seconds(device) == 2 * large.multiply_adds / device.flops_per_s
     assert large.seconds(device, ranks=2) == large.seconds(device) / 2
 
 
@@ -92,5 +92,5 @@ def test_every_device_has_a_source_and_sane_figures() -> None:
     for device in CATALOGUE:
         assert len(device.source) > 10
         assert 10e9 < device.memory_bytes < 1e12
-        assert 1e10 < device.bandwidth_bytes_s < 1e13
-        assert 1e12 <= device.flops < 1e16
+        assert 1e10 < device.bytes_per_s < 1e13
+        assert 1e11 <= device.flops_per_s < 1e16

@@ -12,10 +12,10 @@ import pytest
 from octavo.planner.cache_bytes import CacheBytes
 from octavo.planner.comparisons import Comparisons
 from octavo.planner.config_geometry import geometry_of
-from octavo.planner.hardware import find_hardware
 from octavo.planner.html_report import html_report, page_data
 from octavo.planner.plan import DEVICE_SHARE, Plan, PlanRequest, make_plan
 from octavo.planner.sources import open_geometry
+from octavo.replay.hardware import find_hardware
 from tests.planner.browser import Browser, find_chromium
 from tests.planner.small_configs import CASES
 

@@ -39,14 +39,16 @@ def compare(path: Path, llm: LLM, plan: Plan) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_that_runs_and_every_format(family: str, kv_format: str, tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path, family)
+    scales = "none" if kv_format.startswith("fp8") else None
     step = 1 if kv_format == "auto" else FORMAT_BYTES[kv_format].dim_step
     if plan_of(path).cache.groups[0].head_dim % step:
         with pytest.raises(ConfigError, match=f"multiple of {step}"):
-            LLM(str(path), kv_cache_dtype=kv_format, threads=1)
+            LLM(str(path), kv_cache_dtype=kv_format, threads=1, kv_cache_scales=scales)
         return
     for block_size, memory in ((16, 1 << 20), (32, 1_000_003), (48, 777_777)):
         plan = plan_of(path, kv_cache_dtype=kv_format, kv_cache_memory=memory, block_size=block_size)
-        with LLM(str(path), kv_cache_dtype=kv_format, kv_cache_memory=memory, block_size=block_size, threads=1) as llm:
+        cache = {"kv_cache_memory": memory, "block_size": block_size, "kv_cache_scales": scales}
+        with LLM(str(path), kv_cache_dtype=kv_format, threads=1, **cache) as llm:
             compare(path, llm, plan)
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from octavo.errors import ConfigError
 from octavo.planner.chart import Chart, Line, Series, draw
-from octavo.planner.hardware import find_hardware
 from octavo.planner.plan import Plan, PlanRequest, make_plan
 from octavo.planner.plots import charts, write_plot
 from octavo.planner.png import SCALE, as_png
 from octavo.planner.sources import Numbers, geometry_of_numbers, open_geometry
+from octavo.replay.hardware import find_hardware
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from octavo.planner.comparisons import Comparisons, Shared
-from octavo.planner.hardware import find_hardware
 from octavo.planner.plan import Plan, PlanRequest, make_plan
 from octavo.planner.sources import open_geometry
+from octavo.replay.hardware import find_hardware
 
 GIB, KIB = 2**30, 2**10
 

@@ -23,7 +23,8 @@ KINDS = ("plain", "plain", "plain", "samples", "best", "beams", "scores")
 def params_of(kind: str, chance: random.Random) -> SamplingParams:
     count = chance.randrange(1, 24)
     if kind == "drops":
-        return SamplingParams(max_tokens=count, kv_policy="streaming:4,12,4")
+        policies = ("streaming:4,12,4", "h2o:12,4,4", "snapkv:12,4,1")
+        return SamplingParams(max_tokens=count, kv_policy=chance.choice(policies))
     if kind == "samples":
         return SamplingParams(max_tokens=count, n=3)
     if kind == "best":

@@ -98,12 +98,12 @@ def test_a_preempted_request_comes_back_and_ends() -> None:
 def test_the_findings_of_the_paper() -> None:
     """At the mean lengths of the paper's ShareGPT and its KV cache (12 GB, 15.7K slots); exponential lengths."""
     from octavo.replay.cost_model import roofline
-    from octavo.replay.hardware import hardware_named
+    from octavo.replay.hardware import find_hardware
     from octavo.replay.model_shape import shape_of
 
     shape = shape_of("opt-13b")
     load = length_load(generate("generate:sharegpt,requests=500"), LengthLimits(2048, max_requests=500))
-    cost = roofline(shape, hardware_named("A100-40GB"), 819_200)
+    cost = roofline(shape, find_hardware("A100-40GB"), 819_200)
     rows = {row.outcome.allocator: row.outcome for row in compare(load, cost, 15_728, 2048)}
     for name, published in (("orca max", 0.204), ("orca pow2", 0.268), ("orca oracle", 0.382)):
         assert rows[name].shares.used == pytest.approx(published, abs=0.05)

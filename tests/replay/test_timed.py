@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 from octavo.replay.allocators import Lengths, Paged
 from octavo.replay.batching import Batching, BatchLimits
 from octavo.replay.cost_model import CostModel, StepWork, roofline, work_of
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.model_shape import shape_of
 from octavo.replay.policies import policy_named
 from octavo.replay.quantiles import Quantiles
@@ -119,7 +119,7 @@ def test_the_simulated_executor_counts_as_the_checking_one_does() -> None:
             return theirs
 
     chance = random.Random(1)
-    replay = TimedReplay(TimedConfig(SchedulerConfig(6, 32, 256), SPEC, 30), ONE_SECOND)
+    replay = TimedReplay(TimedConfig(SchedulerConfig(6, 32, 256), SPEC, 30, may_coast=False), ONE_SECOND)
     both = Both(replay._clock)
     replay.core._executor = both
     trace = []
@@ -190,7 +190,7 @@ def test_the_work_of_a_step() -> None:
 
 def test_the_roofline_of_a_known_machine() -> None:
     """Llama-3.1-8B on an H100: 7.0e9 numbers of the layers' matrices in bf16, read once a step."""
-    shape, hardware = shape_of("llama-3.1-8b"), hardware_named("H100")
+    shape, hardware = shape_of("llama-3.1-8b"), find_hardware("H100")
     cost = roofline(shape, hardware, 131_072)
     assert shape.layer_parameters == 6_979_321_856
     assert cost.weights_s == pytest.approx(2 * 6_979_321_856 / (3350e9 * 0.85))
@@ -204,12 +204,16 @@ def test_the_roofline_of_a_known_machine() -> None:
 
 
 def test_a_machine_may_be_named_with_its_memory() -> None:
-    assert hardware_named("RTX4090-24GB") is hardware_named("rtx4090")
-    assert hardware_named("H100-80GB") is hardware_named("H100")
-    assert hardware_named("A100-40GB") is not hardware_named("A100-80GB")
-    for name in ("H100-40GB", "H100-", "-80GB"):
-        with pytest.raises(ConfigError, match="the catalogue has"):
-            hardware_named(name)
+    assert find_hardware("RTX4090-24GB") is find_hardware("rtx4090")
+    assert find_hardware("H100-80GB") is find_hardware("H100")
+    assert find_hardware("A100-40GB") is not find_hardware("A100-80GB")
+    assert find_hardware("h100 nvl") is find_hardware("H100-NVL-94GB")
+    assert find_hardware("l4").name == "L4-24GB", "not the L40S"
+    for name in ("H100-40GB", "abacus", "", "-80GB"):
+        with pytest.raises(ConfigError, match="is not in the catalogue"):
+            find_hardware(name)
+    with pytest.raises(ConfigError, match="did you mean A100-40GB, A100-80GB"):
+        find_hardware("A100")
 
 
 def test_quantiles_are_within_a_percent() -> None:
@@ -238,3 +242,36 @@ def test_memory_holds_what_is_open_only() -> None:
     assert replay.run(trace()).requests == 3000  # type: ignore[arg-type]
     assert most["open"] < 8
     assert most["told"] < 8
+
+
+@pytest.mark.parametrize("num_blocks", [40, 400])
+def test_rows_that_are_left_out_change_no_time_and_no_event(num_blocks: int) -> None:
+    """A load with hits, waits, preemptions, answers that are known in part and arrivals at any time."""
+    cost = CostModel("some", 0.01, 1e-4, 1e-3, 1e-4, 1e-5, 1e-6, 1e-3)
+    chance, trace, now = random.Random(num_blocks), [], 0.0
+    for at in range(300):
+        now += chance.choice((0.0, 0.01, 0.3))
+        ids = [chance.choice((1, 2)), *[chance.randrange(3, 9) for _ in range(chance.randrange(6))]]
+        names = [tuple(ids[: n + 1]) for n in range(len(ids))]
+        known = token_array(range(7, 7 + chance.randrange(1, 20))) if at % 3 == 0 else None
+        output = chance.randrange(1, 70)
+        trace.append(TraceRequest(now, 4 * len(names) + chance.randrange(3), output, names, 4, output_token_ids=known))
+    reports, events = [], []
+    for may_coast in (True, False):
+        config = TimedConfig(SchedulerConfig(12, 40, 256), SPEC, num_blocks, may_coast=may_coast)
+        replay = TimedReplay(config, cost)
+        told: list[object] = []
+        replay.core.add_listener(lambda event, r=replay, to=told: to.append((r._clock.now_s, event)))
+        reports.append(replay.run(trace))
+        events.append(told)
+    assert events[0] == events[1], "with the virtual time of each"
+    with_, without = reports
+    assert with_.status == without.status
+    assert (with_.status.preemptions > 0) == (num_blocks == 40)
+    for name in ("requests", "duration_s", "queue_max", "queue_mean_s", "running_max", "occupancy"):
+        assert getattr(with_, name) == getattr(without, name)
+    for name in ("ttft_s", "itl_s", "e2e_s"):
+        ours, theirs = getattr(with_, name), getattr(without, name)
+        assert ours._counts == theirs._counts
+        assert ours.mean == pytest.approx(theirs.mean, rel=1e-12), "added up in another order"
+        assert ours.largest == theirs.largest

@@ -128,6 +128,22 @@ def test_lengths(tmp_path: Path, header: str, row: str) -> None:
     assert not request.block_ids
 
 
+def test_first_turns_of_talks(tmp_path: Path) -> None:
+    """A row holds the talk so far, or begins another one."""
+    rows = ["290,905", "1402,711", "2497,918", "41,950", "238,787", "1045,742", "60,5", "60,5"]
+    path = write_lines(tmp_path / "t", ["num_prefill_tokens,num_decode_tokens", *rows])
+    assert [one.num_prompt_tokens for one in read(path, only_first_turns=True)] == [290, 41, 238, 60, 60]
+    assert [one.num_prompt_tokens for one in read(path, only_first_turns=True, limit=2)] == [290, 41]
+    assert len(read(path)) == 8
+
+
+def test_only_lengths_have_turns_row_by_row(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="format mooncake; --turns first is for files of lengths"):
+        read(write_lines(tmp_path / "t", [mooncake([0])]), only_first_turns=True)
+    with pytest.raises(ConfigError, match="leave --turns first out"):
+        list(read_trace("generate:sharegpt", BadLines(), ReadOptions(only_first_turns=True)))
+
+
 def test_times_of_lengths_count_from_the_first(tmp_path: Path) -> None:
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.680,7,1", "2023-11-16 18:16:50.995,7,1"]
     assert read(write_lines(tmp_path / "t", lines))[1].arrival_s == pytest.approx(64.315)

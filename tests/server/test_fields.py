@@ -102,7 +102,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("cache_salt", 5, "expected `str"),
     ("ignore_eos", 1, "expected `bool"),
     ("model", 5, "expected `str"),
-    ("kv_policy", "h2o", "must be all, streaming"),
+    ("kv_policy", "h3o", "must be all, one of streaming, h2o, snapkv"),
     ("kv_policy", 4, "expected `str"),
 ]
 

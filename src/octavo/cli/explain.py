@@ -51,10 +51,10 @@ def explain(
 
 def make_walk(topic: str, model: str, context: int | None, hardware: str | None, *, live: bool | None) -> Walk:
     """The walk; with the model at work where it is here, or where `live` asks for it."""
-    from octavo.planner.hardware import find_hardware
     from octavo.planner.plan import PlanRequest, make_plan
     from octavo.planner.sources import open_geometry
     from octavo.planner.walks import blocks, numbers
+    from octavo.replay.hardware import find_hardware
 
     device = None if hardware is None else find_hardware(hardware)
     plan = make_plan(open_geometry(model), PlanRequest(context=context, hardware=device))

@@ -83,8 +83,10 @@ FLAGS: dict[str, Flag] = {
         spelling="--kv-cache/--no-kv-cache",
     ),
     "kv_policy": Flag(
-        "Which tokens of a text are kept: all, or streaming:SINKS,RECENT,PIECE (its first SINKS and its last RECENT to "
-        "RECENT + PIECE, in whole blocks); what is dropped is not read again.",
+        "Which tokens of a text are kept: all, streaming:SINKS,RECENT,PIECE (its first SINKS and its last RECENT to "
+        "RECENT + PIECE, in whole blocks), h2o:BUDGET,RECENT,PIECE (the BUDGET to BUDGET + PIECE that got most "
+        "attention, the last RECENT among them) or snapkv:BUDGET,WINDOW,KERNEL (of a prompt, its last WINDOW tokens "
+        "and those that these look at); what is dropped is not read again.",
         "POLICY",
     ),
     # the executor

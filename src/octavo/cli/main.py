@@ -18,6 +18,7 @@ from octavo.cli.calibrate import calibrate
 from octavo.cli.calibrate_cost import calibrate_cost
 from octavo.cli.certify import certify
 from octavo.cli.chat import chat
+from octavo.cli.compress import compress
 from octavo.cli.convert import convert
 from octavo.cli.doctor import doctor
 from octavo.cli.explain import explain
@@ -65,6 +66,7 @@ for _command in (
     plan,
     calibrate,
     certify,
+    compress,
     replay,
     calibrate_cost,
     explain,

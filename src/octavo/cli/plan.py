@@ -160,8 +160,8 @@ def plan_of(model: str | None, values: dict[str, Any]) -> tuple[Plan, Comparison
 
 
 def request_of(values: dict[str, Any]) -> PlanRequest:
-    from octavo.planner.hardware import find_hardware
     from octavo.planner.plan import PlanRequest
+    from octavo.replay.hardware import find_hardware
 
     hardware = None if values["hardware"] is None else find_hardware(values["hardware"])
     if hardware is not None and values["memory"] is not None:
@@ -192,14 +192,14 @@ def write_text(path: Path, text: str, flag: str) -> None:
 
 
 def hardware_lines() -> list[str]:
-    from octavo.planner.hardware import CATALOGUE
+    from octavo.replay.hardware import CATALOGUE
 
     head = f"{'name':<18} {'memory GB':>9} {'GB/s':>7} {'16-bit TFLOPS':>13}  source"
     return [
         head,
         *(
-            f"{each.name:<18} {each.memory_bytes / 1e9:>9.0f} {each.bandwidth_bytes_s / 1e9:>7.0f} "
-            f"{each.flops / 1e12:>13.1f}  {each.source}"
+            f"{each.name:<18} {each.memory_bytes / 1e9:>9.0f} {each.bytes_per_s / 1e9:>7.0f} "
+            f"{each.flops_per_s / 1e12:>13.1f}  {each.source}"
             for each in CATALOGUE
         ),
     ]

@@ -61,6 +61,13 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
     show_default=True,
     help="Whether an id of a Mooncake trace names everything up to its block, or the block alone.",
 )
+@click.option(
+    "--turns",
+    type=click.Choice(("all", "first")),
+    default="all",
+    show_default=True,
+    help="Of a file of lengths whose rows each hold the talk so far: all, or the first of each talk.",
+)
 @click.option("--tokenizer", metavar="MODEL", help="Whose tokens a trace of text is counted in. [default: 4 letters]")
 @click.option(
     "--config", "model", default="llama-3.1-8b", show_default=True, metavar="MODEL", help="config.json or name."
@@ -187,7 +194,14 @@ def read_options(values: dict[str, Any]) -> ReadOptions:
         tokenizer = tokenizer_of(values["tokenizer"])
         tokenize = tokenizer.encode
     is_chained = values["hash_ids"] == "chained"
-    return ReadOptions(values["trace_format"], values["hash_block_tokens"], is_chained, tokenize, values["limit"])
+    return ReadOptions(
+        trace_format=values["trace_format"],
+        hash_block_tokens=values["hash_block_tokens"],
+        hash_ids_are_chained=is_chained,
+        tokenize=tokenize,
+        limit=values["limit"],
+        only_first_turns=values["turns"] == "first",
+    )
 
 
 def cache_blocks(values: dict[str, Any], bytes_per_block: int) -> int | None:

@@ -11,7 +11,7 @@ from octavo.replay.advice import AdviceStudy, Tiers
 from octavo.replay.advice_report import advice_json, advice_tables
 from octavo.replay.cost_fit import read_cost
 from octavo.replay.cost_model import roofline
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.lines import BadLines
 from octavo.replay.model_shape import shape_of
 from octavo.replay.trace_formats import ReadOptions, read_trace
@@ -19,7 +19,7 @@ from octavo.replay.trace_formats import ReadOptions, read_trace
 
 def run_advice(trace: str, bad: BadLines, options: ReadOptions, values: dict[str, Any]) -> Found:
     shape = shape_of(values["model"])
-    hardware = hardware_named(values["hardware"] or DEFAULT_HARDWARE)
+    hardware = find_hardware(values["hardware"] or DEFAULT_HARDWARE)
     token_bytes = bytes_per_token(shape, values["kv_cache_dtype"])
     cost = read_cost(values["cost"]) if values["cost"] is not None else roofline(shape, hardware, token_bytes)
     requests = read_trace(trace, bad, options)

@@ -11,7 +11,7 @@ from octavo.errors import ConfigError
 from octavo.replay.allocator_report import allocator_tables, allocators_json
 from octavo.replay.allocator_study import LengthLimits, compare, length_load
 from octavo.replay.cost_model import roofline
-from octavo.replay.hardware import Hardware, hardware_named
+from octavo.replay.hardware import Hardware, find_hardware
 from octavo.replay.lines import BadLines
 from octavo.replay.model_shape import ModelShape, shape_of
 from octavo.replay.trace_formats import ReadOptions, read_trace
@@ -22,7 +22,7 @@ DEFAULT_REQUESTS = 1000
 
 def run_allocators(trace: str, bad: BadLines, options: ReadOptions, values: dict[str, Any]) -> Found:
     shape = shape_of(values["model"])
-    hardware = hardware_named(values["hardware"] or DEFAULT_HARDWARE)
+    hardware = find_hardware(values["hardware"] or DEFAULT_HARDWARE)
     token_bytes = bytes_per_token(shape, values["kv_cache_dtype"])
     max_model_len = values["max_model_len"] or shape.max_positions
     if values["latency_bound"] is not None and not values["latency_bound"] > 0:

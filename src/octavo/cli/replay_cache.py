@@ -13,7 +13,7 @@ from octavo.replay.cache_policy import run_policy
 from octavo.replay.cache_report import CachePrices, Table, cache_json, cache_tables
 from octavo.replay.cache_study import CacheStudy, CacheStudyConfig
 from octavo.replay.cost_model import roofline
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.lines import BadLines
 from octavo.replay.model_shape import ModelShape, shape_of
 from octavo.replay.plot import Line, Plot
@@ -45,7 +45,7 @@ def run_cache(trace: str, bad: BadLines, options: ReadOptions, values: dict[str,
     report = study.report(num_points)
     prices = CachePrices(f"{shape.name} in {values['kv_cache_dtype']}", token_bytes * block_size, None)
     if values["hardware"] is not None:
-        cost = roofline(shape, hardware_named(values["hardware"]), token_bytes)
+        cost = roofline(shape, find_hardware(values["hardware"]), token_bytes)
         prices = CachePrices(prices.model, prices.bytes_per_block, cost.prefill_token_s, cost.name)
     sizes = tuple(point.blocks * prices.bytes_per_block / 2**30 for point in report.curve)
     lines = (

@@ -11,7 +11,7 @@ from octavo.core.config import SchedulerConfig
 from octavo.errors import ConfigError
 from octavo.replay.cost_fit import read_cost
 from octavo.replay.cost_model import CostModel, roofline
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.lines import BadLines
 from octavo.replay.model_shape import shape_of
 from octavo.replay.policies import policy_named
@@ -45,7 +45,7 @@ def run_timed(trace: str, bad: BadLines, options: ReadOptions, values: dict[str,
 def timed_config(values: dict[str, Any]) -> tuple[TimedConfig, CostModel]:
     """What the flags say. Raises ConfigError."""
     shape = shape_of(values["model"])
-    hardware = hardware_named(values["hardware"] or DEFAULT_HARDWARE)
+    hardware = find_hardware(values["hardware"] or DEFAULT_HARDWARE)
     token_bytes = bytes_per_token(shape, values["kv_cache_dtype"])
     spec = shape.kv_spec(values["block_size"] or 16, values["kv_cache_dtype"])
     scheduler = SchedulerConfig(

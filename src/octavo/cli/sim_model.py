@@ -25,7 +25,7 @@ from octavo.executor.plan import CachePlan
 from octavo.llm import LoadedModel
 from octavo.replay.cost_fit import read_cost
 from octavo.replay.cost_model import roofline
-from octavo.replay.hardware import hardware_named
+from octavo.replay.hardware import find_hardware
 from octavo.replay.model_shape import shape_of
 from octavo.replay.sim_serving import PacedExecutor
 
@@ -50,7 +50,7 @@ def open_simulated(model: str | None, flags: ModelFlags, values: dict[str, Any])
     skipped = skipped_formats(flags.executor, "bf16", shape.num_layers)
     spec = shape.kv_spec(flags.executor.block_size, kv_format)
     spec = replace(spec, groups=with_formats(spec.groups, skipped))
-    hardware = hardware_named(values["hardware"] or "H100")
+    hardware = find_hardware(values["hardware"] or "H100")
     token_bytes = spec.bytes_per_token
     sizes = {"kv_cache_memory": flags.executor.kv_cache_memory, "cache_blocks": None, "block_size": spec.block_size}
     num_blocks = spec.num_blocks(kv_bytes(sizes, shape, hardware, token_bytes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo.core import block_events, events
 from octavo.core.block_pool import BlockPool
 from octavo.core.request import Request
+from octavo.core.streaming import DropPlan
 from octavo.core.windows import Windows
 
 
@@ -49,7 +50,7 @@ class BlockLeave:
     def drop_tokens(self, request: Request) -> None:
         """Give up the tokens that are not to be kept from here on; later ones move ahead by whole blocks."""
         drops = request.drops
-        assert drops is not None
+        assert isinstance(drops, DropPlan)
         size = self._block_size
         count = (drops.num_dropped(request.num_computed_tokens) - request.num_dropped_tokens) // size
         if not count:

@@ -20,6 +20,7 @@ from octavo.core.prefix_match import NO_MATCH, PrefixMatch, look_up
 from octavo.core.radix_tree import RadixTree
 from octavo.core.request import Request
 from octavo.core.step import BlockCopy
+from octavo.core.streaming import DropPlan
 from octavo.core.windows import Windows
 from octavo.errors import ConfigError
 
@@ -125,12 +126,12 @@ class BlockManager:
         """
         done, full = request.num_committed_blocks, request.num_computed_tokens // self.block_size
         if request.drops is not None:
-            full = min(full, request.drops.num_sinks // self.block_size)
+            full = min(full, request.num_sharable_tokens // self.block_size)
         if full > done and self.enable_prefix_caching:
             self._index(request, done, full)
         if self.windows:
             self.leave.pass_windows(request, is_cached=self.enable_prefix_caching)
-        if request.drops is not None:
+        if isinstance(request.drops, DropPlan):
             self.leave.drop_tokens(request)
 
     def _index(self, request: Request, done: int, full: int) -> None:

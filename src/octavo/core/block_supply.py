@@ -54,8 +54,10 @@ class BlockSupply:
                 told += removed
         self._pool.put_back(freed)
         self.num_evicted += len(freed)
-        for listener in self._listeners:
-            listener(events.BlocksEvicted(tuple(told or ())))
+        if told:
+            event = events.BlocksEvicted(tuple(told))
+            for listener in self._listeners:
+                listener(event)
 
     def _take_out(self, block_ids: list[int], told: list[tuple[int, ...]] | None) -> list[int]:
         """Take blocks of windows out of the index."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.core.streaming import parse_policy
+from octavo.core.keep_policy import parse_policy
 from octavo.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ class SchedulerConfig:
     max_model_len: int = 2048  # prompt and output of one request
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True  # False: every token is computed from the whole text again
-    kv_policy: str = "all"  # which tokens are kept of requests that do not say it: see `streaming.parse_policy`
+    kv_policy: str = "all"  # which tokens are kept of requests that do not say it: see `keep_policy.parse_policy`
 
     def __post_init__(self) -> None:
         try:

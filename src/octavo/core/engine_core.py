@@ -85,7 +85,7 @@ class EngineCore:
         plan = self._scheduler.schedule()
         if journal is not None:
             journal.planned(plan)
-        if not plan.rows:
+        if plan.is_empty:
             return self._scheduler.take_ended()
         result = self._executor.execute(plan)
         if journal is not None:
@@ -113,7 +113,8 @@ class EngineCore:
         return self._scheduler.blocks.reset_prefix_cache()
 
     def keep_journal(self, journal: Journal) -> None:
-        """Tell `journal` of each call from now on; for a core that has not begun."""
+        """Tell `journal` of each call from now on; for a core that has not begun, and in which nobody coasts."""
+        assert not self._scheduler.may_coast, "a journal needs every row"
         self._journal = journal
 
     @property

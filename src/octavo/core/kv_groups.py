@@ -31,28 +31,17 @@ class LayerGeometry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """Groups of blocks of `bytes_per_token` bytes, and how much of them is padding."""
+class Pieces:
+    """What goes into blocks whole, and is alike: mostly the layers of one geometry."""
 
-    bytes_per_token: int
-    groups: tuple[KVGroupSpec, ...]
+    num_bytes: int  # of one of them, for a token or for a block: the same for all
+    count: int
+    is_bounded: bool  # a sequence takes no more of it, however long it is: layers with a window
+    is_counted: bool = True  # whether it matters what they leave unused; not of what a sequence has one block of
 
-    @property
-    def padding(self) -> tuple[float, float]:
-        """The unused share of what layers take that keep all tokens, and of what window layers take."""
-        lives = [group for group in self.groups if group.kind != "tail"]
-        growing = [group for group in lives if group.window is None]
-        return self._share(growing), self._share([group for group in lives if group.window is not None])
-
-    @property
-    def is_thrifty(self) -> bool:
-        growing, windowed = self.padding
-        return growing <= MAX_GROWING_PADDING and windowed <= MAX_WINDOW_PADDING
-
-    @staticmethod
-    def _share(groups: Sequence[KVGroupSpec]) -> float:
-        whole = sum(group.bytes_per_token + group.padding_bytes_per_token for group in groups)
-        return sum(group.padding_bytes_per_token for group in groups) / whole if whole else 0.0
+    def num_groups(self, size: int) -> int:
+        """Groups that they are split over, where a block has so many bytes."""
+        return -(-self.count // (size // self.num_bytes))
 
 
 def build_groups(layers: Sequence[LayerGeometry]) -> tuple[KVGroupSpec, ...]:
@@ -73,18 +62,36 @@ def build_groups(layers: Sequence[LayerGeometry]) -> tuple[KVGroupSpec, ...]:
         if tail_format is not None and layer.kind == "pair":
             tail = replace(layer, kv_format=tail_format, window=TILE_TOKENS, kind="tail")
             by_geometry.setdefault(tail, []).append(index)
-    least = max(_layer_bytes(layer) for layer in by_geometry)
-    sizes = {
-        _layer_bytes(layer) * count
+    pieces = [
+        Pieces(_layer_bytes(layer), len(indices), layer.window is not None, layer.kind != "tail")
         for layer, indices in by_geometry.items()
-        for count in range(1, len(indices) + 1)
-        if _layer_bytes(layer) * count >= least
-    }
-    cuts = [_Cut(size, _groups_of(by_geometry, size)) for size in sorted(sizes)]
-    thrifty = [cut for cut in cuts if cut.is_thrifty]
+    ]
+    return _groups_of(by_geometry, choose_size(pieces))
+
+
+def choose_size(pieces: Sequence[Pieces]) -> int:
+    """The bytes of a block that holds pieces of one kind each time, as `build_groups` says."""
+    least = max(one.num_bytes for one in pieces)
+    sizes = sorted({one.num_bytes * count for one in pieces for count in range(1, one.count + 1)})
+    cuts = [
+        (_padding(pieces, size), sum(one.num_groups(size) for one in pieces), size) for size in sizes if size >= least
+    ]
+    thrifty = [cut for cut in cuts if cut[0][0] <= MAX_GROWING_PADDING and cut[0][1] <= MAX_WINDOW_PADDING]
     if thrifty:
-        return min(thrifty, key=lambda cut: (len(cut.groups), cut.padding, cut.bytes_per_token)).groups
-    return min(cuts, key=lambda cut: (cut.padding, len(cut.groups), cut.bytes_per_token)).groups
+        return min(thrifty, key=lambda cut: (cut[1], cut[0], cut[2]))[2]
+    return min(cuts)[2]
+
+
+def _padding(pieces: Sequence[Pieces], size: int) -> tuple[float, float]:
+    """The unused share of what is not bounded, and of what is."""
+    counted = [one for one in pieces if one.is_counted]
+    growing, bounded = ([one for one in counted if one.is_bounded == side] for side in (False, True))
+    return _unused(growing, size), _unused(bounded, size)
+
+
+def _unused(pieces: Sequence[Pieces], size: int) -> float:
+    whole = size * sum(one.num_groups(size) for one in pieces)
+    return (whole - sum(one.num_bytes * one.count for one in pieces)) / whole if whole else 0.0
 
 
 def with_formats(groups: Sequence[KVGroupSpec], formats: Mapping[int, str]) -> tuple[KVGroupSpec, ...]:

@@ -9,6 +9,7 @@ from octavo.core.admission import Admission
 from octavo.core.beam_search import Hypothesis
 from octavo.core.block_manager import BlockManager
 from octavo.core.branches import Branches
+from octavo.core.coasting import Coasting
 from octavo.core.config import SchedulerConfig
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_output import RequestOutput, beam_outputs, output_of, with_scores
@@ -21,13 +22,20 @@ class Progress:
     """Owned by the scheduler. Every request gets one final output, or one for each of its branches."""
 
     def __init__(
-        self, config: SchedulerConfig, blocks: BlockManager, admission: Admission, running: Running, counters: Counters
+        self,
+        config: SchedulerConfig,
+        blocks: BlockManager,
+        admission: Admission,
+        running: Running,
+        counters: Counters,
+        coasting: Coasting,
     ) -> None:
         self._config = config
         self._blocks = blocks
         self._admission = admission
         self._running = running
         self._counters = counters
+        self._coasting = coasting
         self.requests: dict[str, Request] = {}  # those that have not ended; each branch by itself
         self.groups: dict[str, Branches] = {}  # request id -> the branches of a request that has several
         self.peak_saved_blocks = 0
@@ -61,6 +69,8 @@ class Progress:
                 outputs += self._end_whole(request, "error", error)
                 continue
             self._counters.account(request, row.start, row.start + num_tokens)
+            if row.weighing is not None and request.kept is not None:
+                request.kept.take(row.weighing, row.start + num_tokens, result.weighed.get(row.request_id))
             self._compute(request, num_tokens)
             if request.group is not None or row.prompt_scores is not None:
                 outputs += self._take_branches(request, row, result)
@@ -128,6 +138,7 @@ class Progress:
             return self._finish(request, finish_reason, token=token)
         if not self._config.enable_kv_cache:
             self._blocks.restart(request)
+        self._coasting.begin(request)
         return output_of(request, token)
 
     def _advance_search(self, group: Branches) -> list[RequestOutput]:

@@ -17,8 +17,9 @@ from octavo.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from octavo.core.branches import Branches
+    from octavo.core.keep_policy import Drops, KeepPolicy
+    from octavo.core.kept import Kept
     from octavo.core.radix_node import Node
-    from octavo.core.streaming import DropPlan, StreamingLLM
 
 PRIORITY_STEP = 1024  # arrivals that one level of priority is worth: what keeps the less urgent from starving
 MAX_TOKEN_ID = 2**32 - 1
@@ -45,11 +46,14 @@ class Request:
         "banned_token_ids",
         "block_tables",
         "branch",
+        "coasts_from",
+        "coasts_until",
         "drops",
         "finish_reason",
         "group",
         "is_counted",
         "keep",
+        "kept",
         "namespace",
         "needs_token_history",
         "node",
@@ -84,7 +88,7 @@ class Request:
         eos_token_ids: tuple[int, ...] = (),
         namespace: str = "",
         priority: int = 0,
-        keep: StreamingLLM | None = None,
+        keep: KeepPolicy | None = None,
     ) -> None:
         """Raises InvalidRequestError for an empty prompt and for a token id that no model can have."""
         self.token_ids = _token_ids(prompt_token_ids)  # prompt, then output
@@ -94,13 +98,13 @@ class Request:
         self.namespace = namespace
         self.priority = priority  # lower is more urgent
         self.keep = keep  # which tokens stay in its blocks; None: all
-        self.drops: DropPlan | None = None  # set by the scheduler, where not all are kept
+        self.drops: Drops | None = None  # set by the scheduler, where not all are kept
+        self.kept: Kept | None = None  # set by the scheduler, where attention says what is kept
         self.num_prompt_tokens = len(self.token_ids)
         ending = params.stop_token_ids if params.ignore_eos else (*eos_token_ids, *params.stop_token_ids)
         self.stop_token_ids = frozenset(ending)
         self.banned_token_ids = tuple(sorted(self.stop_token_ids)) if params.min_tokens else ()
-        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        self.needs_token_history = penalties != (1.0, 0.0, 0.0)
+        self.needs_token_history = params.has_penalty
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None
@@ -114,6 +118,7 @@ class Request:
         self.is_counted = False  # its prompt stands in the ledger: it has run before
         self.num_preemptions = 0
         self.num_scored_tokens = 0  # positions of the prompt after which the likelihood of the next token was told
+        self.coasts_from = self.coasts_until = 0  # see `Coasting`, whose they are to change; 0: it does not coast
         self.group: Branches | None = None  # None: the only branch
         self.branch = 0  # which of its request; a beam's number only tells it from those that run beside it
         self.block_tables: list[array[int]] = []  # one table of block ids per KV group, all of the same length
@@ -153,16 +158,22 @@ class Request:
     def max_hit_tokens(self) -> int:
         """As many tokens may come from the cache; the logits of those that follow are wanted."""
         most = self.num_scored_tokens if self.has_unscored_tokens else len(self.token_ids) - 1
-        return most if self.drops is None else min(most, self.drops.num_sinks)
+        if self.drops is None:
+            return most
+        return min(most, self.drops.num_shared, most if self.kept is None else self.kept.max_hit_tokens)
 
     @property
     def num_sharable_tokens(self) -> int:
-        """As many of its known tokens others may find: those that it keeps, and that have seen all before them."""
-        return len(self.token_ids) if self.drops is None else min(len(self.token_ids), self.drops.num_sinks)
+        """As many of its known tokens others may find in its blocks: those that have seen all before them."""
+        if self.drops is None:
+            return len(self.token_ids)
+        if self.kept is not None and self.num_dropped_tokens:
+            return 0
+        return min(len(self.token_ids), self.drops.num_shared)
 
     def num_slots(self, num_tokens: int) -> int:
-        """The most slots that are filled on its way to so many tokens."""
-        return num_tokens if self.drops is None else min(num_tokens, self.drops.capacity)
+        """The most slots that are filled on its way to so many tokens, from those that are computed."""
+        return num_tokens if self.drops is None else self.drops.most_slots(self.num_computed_tokens, num_tokens)
 
     def new_branch(self, branch: int, seed: int) -> Request:
         """Another branch of the same request, with the tokens that this one has now."""

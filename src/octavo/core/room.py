@@ -32,7 +32,9 @@ class Room:
         """
         blocks, reserved = self._blocks, 0
         for other in running:
-            reserved += self.still_needed(other) + blocks.num_groups
+            if not other.coasts_until:  # else its blocks cover what it knows until it wakes
+                reserved += self.still_needed(other)
+        reserved += len(running) * blocks.num_groups
         for group in groups:  # branches that are still to come: their tails, and a block for each
             reserved += self.to_join(group, group.joins)
             reserved += (group.num_seats - group.num_running) * blocks.num_groups
@@ -43,28 +45,39 @@ class Room:
 
     def still_needed(self, request: Request) -> int:
         """Blocks that a running request does not hold yet and needs for its known tokens."""
-        num_tokens = request.num_slots(len(request.token_ids))
+        num_tokens, blocks = request.num_slots(len(request.token_ids)), self._blocks
+        if not blocks.windows:
+            return max(0, -(-num_tokens // blocks.block_size) - len(request.block_tables[0])) * blocks.num_groups
         step = min(self._step_tokens, len(request.token_ids) - request.num_computed_tokens)
-        return max(0, self._blocks.spec.blocks_for_tokens(num_tokens, max(1, step)) - request.num_held_blocks)
+        return max(0, blocks.spec.blocks_for_tokens(num_tokens, max(1, step)) - request.num_held_blocks)
 
     def to_hold(self, request: Request, match: PrefixMatch) -> int:
         """By how many the available blocks shrink, at most, while a request attaches and grows to its known tokens."""
         blocks, nodes, needed = self._blocks, match.nodes, 0
         ref_count, num_tokens = blocks.pool.ref_count, request.num_slots(len(request.token_ids))
         covering = -(-num_tokens // blocks.block_size)
+        own = self._to_keep(request)
         for group in blocks.windows.growing:
             num_idle = 0
             for node in reversed(nodes):  # whoever holds a node holds those above it
                 if ref_count[node.block_ids[group]]:
                     break
                 num_idle += 1
-            needed += covering + num_idle - len(nodes)
+            needed += max(covering + num_idle - len(nodes), own)
         for group, behind in blocks.windows.behind:
             kept = nodes[max(0, len(nodes) - behind) :]
             num_held = sum(ref_count[node.block_ids[group]] > 0 for node in kept)
             most = blocks.spec.groups[group].blocks_for_tokens(num_tokens, blocks.block_size, self._step_tokens)
             needed += min(most, covering - len(nodes) + len(kept) - num_held)
         return needed
+
+    def _to_keep(self, request: Request) -> int:
+        """Blocks of each group that what it keeps by choice takes: its own, even where others hold what it found."""
+        if request.kept is None:
+            return 0
+        num_tokens = len(request.token_ids)
+        num_dropped = request.kept.drops.num_dropped(num_tokens)
+        return -(-(num_tokens - num_dropped) // self._blocks.block_size) if num_dropped else 0
 
     def to_join(self, group: Branches, joins: Sequence[Join]) -> int:
         """Blocks of their own that branches need to hold their known tokens, beside what they share."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from octavo.core.streaming import parse_policy
+from octavo.core.keep_policy import parse_policy
 from octavo.errors import InvalidRequestError
 
 MAX_TOP_LOGPROBS = 20
@@ -27,7 +27,7 @@ class SamplingParams:
     if they are more than n, the n with the highest sum of raw log-probabilities are the answers. With
     `use_beam_search`, `best_of` is the width of the search. `prompt_logprobs` is what `logprobs` is, for the tokens of
     the prompt; then nothing of the prompt comes from the cache. `kv_policy` says which tokens of the text are kept, as
-    `streaming.parse_policy` reads it; None: what is said for all requests.
+    `keep_policy.parse_policy` reads it; None: what is said for all requests.
     """
 
     max_tokens: int = 16
@@ -97,6 +97,11 @@ class SamplingParams:
                 parse_policy(self.kv_policy)
             except ValueError as error:
                 raise InvalidRequestError(str(error), param="kv_policy") from error
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether what was generated, or the prompt, changes the logits."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
     def is_greedy(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.selection import Choice
 
 BlockTable: TypeAlias = "array[int]"  # array('i') of block ids; a snapshot, to be read only
 
@@ -22,6 +23,31 @@ class BlockCopy:
     source: int
     target: int
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Move what a request keeps of its slots, for each layer and KV head others, to the front of blocks of its own.
+
+    All is read before anything is written: targets may be among the sources. It runs after `num_copies_before` copies
+    of the plan, before its other copies, and before any row; compactions run in the order of the plan.
+    """
+
+    sources: tuple[BlockTable, ...]  # one table per KV group
+    targets: tuple[BlockTable, ...]
+    num_slots: int  # that are filled in the sources
+    num_kept: int
+    keep_list: bytes  # as the executor gave it (`Weighed`)
+    num_copies_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Count the attention of a row's tokens from index `first` on; with `choice`, choose after the row what is kept."""
+
+    first: int
+    mass: bytes  # what the executor gave for the tokens before (`Weighed`); empty: these are the first
+    choice: Choice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +90,8 @@ class Row:
     each of `branch_samples`.
 
     `dropped` (first, count): positions [first, first + count) are not kept; those behind them stand `count` slots
-    further ahead, as if the text had never had them, but are rotated by their place in the whole text.
+    further ahead, as if the text had never had them, but are rotated by their place in the whole text. With first -1 it
+    is `count` positions that were chosen by attention, others for each layer and KV head (`Compaction`).
     """
 
     request_id: str
@@ -75,6 +102,21 @@ class Row:
     branch_samples: tuple[BranchSample, ...] = ()
     prompt_scores: PromptScores | None = None
     dropped: tuple[int, int] = (0, 0)
+    weighing: Weighing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CoastingRows:
+    """Further rows of one token each, of requests about which there is nothing else to say (see `core.coasting`).
+
+    Only planned where the executor computes nothing and nobody hears the tokens.
+    """
+
+    num_rows: int = 0  # each draws a token
+    read_tokens: int = 0  # over all of them: tokens known so far, the row's own included
+
+
+NO_COASTING_ROWS = CoastingRows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +125,17 @@ class StepPlan:
     copies: tuple[BlockCopy, ...]
     rows: tuple[Row, ...]
     preempted: tuple[str, ...] = ()
+    coasting: CoastingRows = NO_COASTING_ROWS
+    compactions: tuple[Compaction, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
+        return sum(len(row.token_ids) for row in self.rows) + self.coasting.num_rows
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to carry out."""
+        return not self.rows and not self.coasting.num_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +154,14 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Weighed:
+    """What came of a row's `Weighing`, in the executor's own form; the core only keeps it and gives it back."""
+
+    mass: bytes  # attention that each slot got so far; after a choice, of the slots that are kept
+    keep_list: bytes | None = None  # what was chosen, where that was asked for
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     sampled: dict[str, SampledToken]  # request_id -> the next token, for each sample of a row that did not fail
     failed: dict[str, str] = field(default_factory=dict)  # request_id -> why; the other rows are not touched by it
@@ -112,6 +169,7 @@ class StepResult:
     # request_id -> log-probabilities after bias, penalties and bans, highest first, lowest id first among equals.
     candidates: dict[str, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     prompt_scores: dict[str, tuple[SampledToken, ...]] = field(default_factory=dict)  # request_id -> one per target
+    weighed: dict[str, Weighed] = field(default_factory=dict)  # request_id -> for each row with a weighing
 
 
 class Executor(Protocol):

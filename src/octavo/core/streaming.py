@@ -43,8 +43,11 @@ class StreamingLLM:
             f"last {recent - drops.piece} to {recent}"
         )
 
-    def plan(self, block_size: int) -> DropPlan:
-        """What that comes to in blocks."""
+    def most_slots(self, block_size: int) -> int:
+        return self.plan(block_size).capacity
+
+    def plan(self, block_size: int, num_prompt_tokens: int = 0, most_tokens: int | None = None) -> DropPlan:  # noqa: ARG002
+        """What that comes to in blocks; the same for every text."""
         sinks, recent, piece = (
             -(-count // block_size) * block_size
             for count in (self.num_sinks, self.num_recent, self.num_dropped_at_once)
@@ -60,6 +63,15 @@ class DropPlan:
     capacity: int  # most slots that are ever filled
     piece: int
 
+    @property
+    def num_shared(self) -> int:
+        """Others may find these tokens: they have read all before them, and stay."""
+        return self.num_sinks
+
+    def most_slots(self, num_computed: int, num_tokens: int) -> int:  # noqa: ARG002
+        """The most slots that are filled on the way to so many tokens."""
+        return min(num_tokens, self.capacity)
+
     def num_dropped(self, num_computed: int) -> int:
         """So many tokens are gone once `num_computed` tokens are computed."""
         if num_computed < self.capacity:
@@ -69,17 +81,3 @@ class DropPlan:
     def next_drop(self, num_computed: int) -> int:
         """The next number of computed tokens, above this one, at which some are dropped: no row goes beyond it."""
         return self.capacity + self.num_dropped(num_computed)
-
-
-def parse_policy(text: str) -> StreamingLLM | None:
-    """`all`, or `streaming` with up to three numbers: `streaming:4,1024,256`. Raises ValueError with the range."""
-    name, colon, numbers = text.partition(":")
-    if text == "all":
-        return None
-    parts = numbers.split(",") if colon else []
-    if name != "streaming" or len(parts) > 3 or not all(part.isdigit() and int(part) for part in parts):
-        raise ValueError(
-            f"kv_policy is {text!r}; it must be all, streaming, or streaming:SINKS,RECENT,PIECE with numbers of tokens "
-            "from 1 on, like streaming:4,1024,256"
-        )
-    return StreamingLLM(*[int(part) for part in parts])

@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from octavo.core.step import BlockCopy, Row
-from octavo.kernels.ops import I32, AttentionBatch
+from octavo.kernels.ops import I32, AttentionBatch, WeighedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StepBatch:
     logits_rows: I32  # indices of the tokens whose logits are wanted: see `num_scored`
 
 
-def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
+def build_batch(rows: Sequence[Row], block_size: int, weighed: tuple[WeighedRows, ...] = ()) -> StepBatch:
     """rows: at least one, each with at least one token, of ids that fit 32 bits."""
     num_rows = len(rows)
     lengths = [len(row.token_ids) for row in rows]
@@ -48,7 +48,8 @@ def build_batch(rows: Sequence[Row], block_size: int) -> StepBatch:
         if is_sampled(row):
             wanted.append(end - 1)
     logits_rows = np.array(wanted, np.int32)
-    return StepBatch(token_ids, AttentionBatch(query_start, start_position, block_tables, start_slot), logits_rows)
+    attention = AttentionBatch(query_start, start_position, block_tables, start_slot, weighed)
+    return StepBatch(token_ids, attention, logits_rows)
 
 
 def num_scored(row: Row) -> int:

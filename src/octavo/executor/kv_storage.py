@@ -39,7 +39,7 @@ class KVStorage:
         self.num_blocks = num_blocks
         num_bytes = spec.pool_bytes(num_blocks)
         try:
-            self._mapping = mmap.mmap(-1, num_bytes)
+            self._mapping = _private_mapping(num_bytes)
         except (OSError, ValueError, OverflowError) as error:
             raise MemoryBudgetError(
                 f"no address space for a KV cache of {num_bytes} bytes ({error}); lower --kv-cache-memory"
@@ -66,6 +66,13 @@ class KVStorage:
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
             return  # a kernel without huge pages: the same bytes in small ones
+
+
+def _private_mapping(num_bytes: int) -> mmap.mmap:
+    # The default is shared, and shared memory gets no huge pages.
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, num_bytes)
 
 
 def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:

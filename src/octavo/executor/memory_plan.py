@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.core.config import SchedulerConfig
+from octavo.core.keep_policy import parse_policy
+from octavo.core.kv_spec import KVSpec
+from octavo.core.selection import SelectionPlan
 from octavo.executor.kv_storage import KVStorage
 from octavo.models.loader import ModelSource
 
@@ -18,6 +21,7 @@ OVERHEAD_BYTES = 48 << 20  # tokenizer, the libraries' arenas, Python objects of
 _F32 = 4
 _ACTIVATION_COPIES = 2  # inputs and outputs of a layer's matrices at once
 _LOGIT_COPIES = 4  # logits, and what sampling makes of them
+_COUNT_BYTES, _COUNT_COPIES = 8, 3  # attention that a slot got: held, summed up, and handed back
 _LOADING_TENSORS = 10  # in float32 at once: five matrices of two tensors, on four threads and one being packed
 
 
@@ -101,7 +105,8 @@ def account(
         kv_bytes=storage.spec.pool_bytes(storage.num_blocks),
         working_bytes=working_bytes(
             shapes, source.config.num_layers, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
-        ),
+        )
+        + counting_bytes(storage.spec, scheduler),
         loading_bytes=loading_bytes(shapes),
     )
     return MemoryAccount(plan, storage.allocated_bytes, model.weights_bytes)
@@ -114,6 +119,21 @@ def working_bytes(shapes: Sequence[tuple[int, ...]], num_layers: int, num_rows: 
     outputs = sum(shape[0] for shape in matrices if shape[0] < vocab)
     activations = num_rows * -(-outputs // max(1, num_layers)) * _F32 * _ACTIVATION_COPIES
     return activations + num_sequences * vocab * _F32 * _LOGIT_COPIES + OVERHEAD_BYTES
+
+
+def counting_bytes(spec: KVSpec, scheduler: SchedulerConfig) -> int:
+    """What counting attention takes under the policy of all requests; one that a request asks for comes on top.
+
+    Where a text chooses once, at the end of its prompt, two are at that place: prompts are computed in order.
+    """
+    keep, longest = parse_policy(scheduler.kv_policy), scheduler.max_model_len
+    drops = None if keep is None else keep.plan(spec.block_size, longest)
+    if keep is None or not isinstance(drops, SelectionPlan):
+        return 0
+    slots = min(longest, keep.most_slots(spec.block_size) or longest)
+    counts = slots * sum(len(group.layer_indices) * group.num_kv_heads for group in spec.groups)
+    num_sequences = 2 if drops.piece is None else scheduler.max_num_seqs
+    return _COUNT_BYTES * _COUNT_COPIES * counts * (num_sequences + 1)
 
 
 def loading_bytes(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from octavo.core.step import Row, SampledToken, SampleSpec, StepPlan, StepResult
+from octavo.core.step import BlockCopy, Row, SampledToken, SampleSpec, StepPlan, StepResult
 from octavo.executor.batch import build_batch, build_copies, is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.sampler import OpsSampler, SampleFailure
 from octavo.executor.scores import candidates, score_prompt
+from octavo.executor.selection import Selector
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 
 Sampler = Callable[[F32, Sequence[SampleSpec]], list[SampledToken | SampleFailure]]
@@ -44,17 +45,22 @@ class ModelExecutor:
         self._ops = ops
         self._kv_storage = kv_storage
         self._sampler = OpsSampler(ops) if sampler is None else sampler
+        self._selector = Selector(kv_storage.layers)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        if plan.copies:
-            self._copy(plan)
+        if plan.copies or plan.compactions:
+            self._move(plan)
         rows, failed = self._runnable(plan.rows)
         if not rows:
             return StepResult({}, failed, 0)
-        batch = build_batch(rows, self._kv_storage.spec.block_size)
+        weighed = self._selector.weighed_rows(rows)
+        batch = build_batch(rows, self._kv_storage.spec.block_size, weighed)
         logits = self._model.forward(batch.token_ids, batch.attention, self._kv_storage.layers, batch.logits_rows)
         result = StepResult({}, failed, len(batch.token_ids))
         self._sample(rows, logits, result)
+        for one in weighed:
+            row = rows[one.sequence]
+            result.weighed[row.request_id] = self._selector.weighed(row, one)
         return result
 
     def _sample(self, rows: Sequence[Row], logits: F32, result: StepResult) -> None:
@@ -96,10 +102,20 @@ class ModelExecutor:
         else:
             result.candidates[name] = found
 
-    def _copy(self, plan: StepPlan) -> None:
+    def _move(self, plan: StepPlan) -> None:
+        """Copies and compactions, in the order of the plan."""
+        done = 0
+        for compaction in plan.compactions:
+            self._copy(plan.copies[done : compaction.num_copies_before])
+            self._selector.compact(compaction)
+            done = compaction.num_copies_before
+        self._copy(plan.copies[done:])
+
+    def _copy(self, copies: Sequence[BlockCopy]) -> None:
         """Whole blocks: what a copy brings beyond its tokens lies in slots that are written before they are read."""
-        sources, targets = build_copies(plan.copies)
-        self._ops.copy_blocks(self._kv_storage.pool, self._kv_storage.spec.bytes_per_block, sources, targets)
+        if copies:
+            sources, targets = build_copies(copies)
+            self._ops.copy_blocks(self._kv_storage.pool, self._kv_storage.spec.bytes_per_block, sources, targets)
 
     def _runnable(self, rows: Sequence[Row]) -> tuple[Sequence[Row], dict[str, str]]:
         """The rows whose tokens the model has, and why the others fail."""

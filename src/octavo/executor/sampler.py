@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import SampledToken, SampleSpec, TokenLogprob
 from octavo.executor.random_stream import DRAW_KEY
 from octavo.kernels.ops import F32, F64, I32, Ops
@@ -114,11 +113,7 @@ def _non_finite(row: F32) -> SampleFailure:
 
 def _changes_logits(spec: SampleSpec) -> bool:
     params = spec.params
-    return bool(params.logit_bias or spec.banned_token_ids) or _has_penalty(params)
-
-
-def _has_penalty(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+    return bool(params.logit_bias or spec.banned_token_ids) or params.has_penalty
 
 
 def change_logits(row: F32, spec: SampleSpec) -> F32:
@@ -126,7 +121,7 @@ def change_logits(row: F32, spec: SampleSpec) -> F32:
     changed, params = row.copy(), spec.params
     for token_id, bias in params.logit_bias:
         changed[token_id] += np.float32(bias)
-    if _has_penalty(params):
+    if params.has_penalty:
         _penalise(changed, spec)
     banned = [token_id for token_id in spec.banned_token_ids if token_id < len(row)]
     changed[banned] = -np.inf

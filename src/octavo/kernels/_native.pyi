@@ -1,6 +1,6 @@
 """Types of the compiled module; shapes are in ops.py."""
 
-from octavo.kernels.ops import F32, F64, I32, U8, U64
+from octavo.kernels.ops import F32, F64, I32, I64, U8, U64
 
 class Linear:
     @property
@@ -71,6 +71,9 @@ class Kernels:
         window: int,
         softcap: float,
         sinks: F32 | None,
+    ) -> None: ...
+    def attention_mass(
+        self, q: F32, batch: BatchView, kv: KVView, scale: float, sequence: int, first_row: int, mass: I64
     ) -> None: ...
     def latent_write(self, latent: F32, batch: BatchView, kv: KVView) -> None: ...
     def latent_attention(self, q: F32, batch: BatchView, kv: KVView, rank: int, scale: float, out: F32) -> None: ...

@@ -11,7 +11,18 @@ import numpy as np
 
 from octavo.core.seeds import MASK
 from octavo.errors import ConfigError, KernelError
-from octavo.kernels.ops import F32, F64, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import (
+    F32,
+    F64,
+    I32,
+    U8,
+    AttentionBatch,
+    AttentionProjection,
+    KVLayer,
+    PackedLinear,
+    RopeTable,
+    WeighedRows,
+)
 
 try:
     from octavo.kernels import _native
@@ -41,7 +52,7 @@ class NativeOps:
     pause is about 25 ns).
     """
 
-    def __init__(self, num_threads: int = 0, instruction_set: str = "auto", spin_pauses: int = 200) -> None:
+    def __init__(self, num_threads: int = 0, instruction_set: str = "auto", spin_pauses: int = 400) -> None:
         if not 0 <= num_threads <= 1024:
             raise ConfigError(f"--threads is {num_threads}; it must be 0 (one per core) to 1024")
         supported = supported_instruction_sets()
@@ -152,6 +163,12 @@ class NativeOps:
     ) -> None:
         table, view = self._batch_view(batch, kv), self._view(kv)
         self._kernels.paged_attention(q, table, view, scale, out, window, softcap, sinks)
+
+    def attention_mass(
+        self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, rows: WeighedRows, layer: int
+    ) -> None:
+        table, view = self._batch_view(batch, kv), self._view(kv)
+        self._kernels.attention_mass(q, table, view, scale, rows.sequence, rows.first, rows.mass[layer])
 
     def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
         table, view = self._batch_view(batch, kv), self._view(kv)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
 
@@ -59,6 +60,18 @@ class KVLayer:
     tail: KVLayer | None = None
 
 
+MASS_UNITS = 1 << 40  # what an attention weight of 1 counts in `Ops.attention_mass`
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedRows:
+    """Rows of one sequence of a step whose attention is counted: those from its `first` on. `mass` grows by it."""
+
+    sequence: int
+    first: int
+    mass: tuple[I64, ...]  # of each layer [num_kv_heads, at least the slots that the sequence fills in this step]
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """Which sequence and positions the rows of a step belong to.
@@ -74,6 +87,7 @@ class AttentionBatch:
     # [num_sequences], the slot of the sequence's first row, counted through its block table; later rows follow. It is
     # the position less what the sequence has dropped; None: nobody has dropped anything. Rotations go by the position.
     start_slot: I32 | None = None
+    weighed: tuple[WeighedRows, ...] = ()  # whose attention the forward pass counts, by `Ops.attention_mass`
 
     @property
     def slots(self) -> I32:
@@ -214,6 +228,16 @@ class Ops(Protocol):
         Those are max(0, position - window + 1) to its own, inclusive. K and V of each must be written already. What
         lies in other slots (NaN, infinities, another sequence's values) never matters, and block table entries of
         blocks before the window are not read. Query head h reads KV head h // (num_heads / num_kv_heads).
+        """
+        ...
+
+    def attention_mass(
+        self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, rows: WeighedRows, layer: int
+    ) -> None:
+        """Add to rows.mass[layer] how much attention each slot gets from `rows`, in units of 1 / MASS_UNITS.
+
+        Of each row and query head, softmax(scale * q k) over slots 0 to the row's own is rounded down to such units,
+        and summed over the rows and the query heads of a KV head: whole numbers, whose sum depends on no order.
         """
         ...
 

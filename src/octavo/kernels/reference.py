@@ -12,7 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.kernels import draw
-from octavo.kernels.ops import F32, F64, I32, U8, AttentionBatch, AttentionProjection, KVLayer, PackedLinear, RopeTable
+from octavo.kernels.ops import (
+    F32,
+    F64,
+    I32,
+    MASS_UNITS,
+    U8,
+    AttentionBatch,
+    AttentionProjection,
+    KVLayer,
+    PackedLinear,
+    RopeTable,
+    WeighedRows,
+)
 from octavo.kernels.weight_groups import Groups, multiply, read_blocks, round_groups
 from octavo.kv_formats import bf16, layout
 
@@ -172,6 +184,20 @@ class ReferenceOps:
                 scores = softcap * np.tanh(scores / softcap)
             logits = None if sinks is None else sinks.reshape(kv.num_kv_heads, group, 1)
             out[row] = np.einsum("hgn,hnd->hgd", _softmax(scores, logits), v).reshape(q.shape[1], kv.head_dim)
+
+    def attention_mass(
+        self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, rows: WeighedRows, layer: int
+    ) -> None:
+        group, mass = q.shape[1] // kv.num_kv_heads, rows.mass[layer]
+        table = batch.block_tables[kv.group, rows.sequence]
+        first = int(batch.query_start[rows.sequence]) + rows.first
+        for sequence, row, slot in _rows(batch):
+            if sequence != rows.sequence or row < first:
+                continue
+            k, _ = layout.read_tokens(kv, table, slot + 1)
+            heads = q[row].reshape(kv.num_kv_heads, group, kv.head_dim)
+            weights = _softmax(np.float32(scale) * np.einsum("hgd,hnd->hgn", heads, k))
+            mass[:, : slot + 1] += (weights * np.float32(MASS_UNITS)).astype(np.int64).sum(axis=1)
 
     def latent_attention(self, q: F32, batch: AttentionBatch, kv: KVLayer, rank: int, scale: float, out: F32) -> None:
         for sequence, row, position in _rows(batch):

@@ -22,7 +22,7 @@ from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Rows, Vector, linear
 from octavo.models.rope import RopeTables
-from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, positions
+from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, positions, weigh
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 
@@ -283,6 +283,7 @@ class GptModel:
             self._norm(hidden, layer.attention_norm, normed)
             ops.linear(normed, layer.qkv, qkv)
             ops.rope_write(qkv, batch, rope, kv, q)
+            weigh(ops, q, batch, kv, config.head_dim**-0.5, index)
 
             if index == config.num_layers - 1 and not are_all_rows(logits_rows, num_tokens):
                 # K and V are written for every row; past this point only rows that become logits are needed.

@@ -16,7 +16,7 @@ from octavo.models.family import Family
 from octavo.models.llama_config import GGUF_NAMES, MODEL_TYPES, LlamaConfig, llama_from_gguf, llama_from_json
 from octavo.models.llama_weights import ModelWeights, llama_parts, llama_weights
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each
+from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, weigh
 
 
 class LlamaModel:
@@ -58,6 +58,7 @@ class LlamaModel:
         layers = zip(weights.layers, self._projections, kv_layers, strict=True)
         for index, (layer, projection, kv) in enumerate(layers):
             ops.attention_input(hidden, projection, batch, rope, kv, q)
+            weigh(ops, q, batch, kv, scale, index)
 
             if index == config.num_layers - 1 and not are_all_rows(logits_rows, len(token_ids)):
                 # K and V are written for every row; past this point only rows that become logits are needed.

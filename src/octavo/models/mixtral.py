@@ -23,7 +23,7 @@ from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Rows, Vector, expert_linear, linear
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each
+from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, weigh
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +258,7 @@ class MixtralModel:
             ops.rms_norm(hidden, layer.attention_norm, eps, normed)
             ops.linear(normed, layer.qkv, qkv)
             ops.rope_write(qkv, batch, rope, kv, q, q_norm=layer.q_norm, k_norm=layer.k_norm, norm_eps=eps)
+            weigh(ops, q, batch, kv, config.head_dim**-0.5, index)
 
             if index == config.num_layers - 1 and not are_all_rows(logits_rows, num_tokens):
                 # K and V are written for every row; past this point only rows that become logits are needed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.kernels.ops import F32, I32, AttentionBatch
+from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 
 _SCRATCH_ROWS_STEP = 64
 
@@ -41,6 +41,12 @@ def positions(batch: AttentionBatch) -> I32:
 
 def are_all_rows(logits_rows: I32, num_tokens: int) -> bool:
     return len(logits_rows) == num_tokens and bool((logits_rows == np.arange(num_tokens)).all())
+
+
+def weigh(ops: Ops, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, layer: int) -> None:
+    """Count the attention of the rows of which that is wanted. Before rows are left out: they may be any."""
+    for rows in batch.weighed:
+        ops.attention_mass(q, batch, kv, scale, rows, layer)
 
 
 def one_row_each(batch: AttentionBatch, rows: I32) -> AttentionBatch:

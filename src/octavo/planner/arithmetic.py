@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.planner.cache_bytes import CacheBytes
 from octavo.planner.geometry import Geometry, KVGroup
-from octavo.planner.hardware import Hardware
+from octavo.replay.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Step:
     def seconds(self, hardware: Hardware, ranks: int = 1) -> float:
         """The least that the step can take."""
         return max(
-            self.bytes_read / (hardware.bandwidth_bytes_s * ranks), 2 * self.multiply_adds / (hardware.flops * ranks)
+            self.bytes_read / (hardware.bytes_per_s * ranks), 2 * self.multiply_adds / (hardware.flops_per_s * ranks)
         )
 
 

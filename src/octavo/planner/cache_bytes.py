@@ -47,9 +47,7 @@ def _same(numbers: int, num_bytes: int) -> tuple[Stored, Stored]:
     return Stored(numbers, num_bytes), Stored(numbers, num_bytes)
 
 
-# format -> K and V; octavo's own come first
-FORMATS: dict[str, tuple[Stored, Stored]] = {
-    **_engine_formats(),
+_OTHERS: dict[str, tuple[Stored, Stored]] = {
     "fp8": _same(1, 1),
     "q8_0": _same(32, 34),
     "q5_1": _same(32, 24),
@@ -58,6 +56,9 @@ FORMATS: dict[str, tuple[Stored, Stored]] = {
     "q4_0": _same(32, 18),
     "nvfp4": _same(16, 9),
 }
+# format -> K and V; octavo's own come first, also where others call another one the same
+FORMATS: dict[str, tuple[Stored, Stored]] = {**_engine_formats()}
+FORMATS |= {name: pair for name, pair in _OTHERS.items() if name not in FORMATS}
 # What others call the same.
 FORMAT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "fp16": "f16", "fp32": "f32", "half": "f16"}
 _INDEX_SCALE_NUMBERS, _INDEX_SCALE_BYTES = 128, 4  # an index key is kept in fp8 with an f32 scale per 128 numbers

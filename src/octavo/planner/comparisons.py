@@ -87,7 +87,7 @@ class Comparisons:
             if hardware is not None:
                 ranks = plan.request.ranks[0]
                 seconds = step.seconds(hardware, ranks)
-                by_memory = step.bytes_read / (hardware.bandwidth_bytes_s * ranks)
+                by_memory = step.bytes_read / (hardware.bytes_per_s * ranks)
                 row |= {
                     "bound_s_per_step": seconds,
                     "bound_tokens_per_s": batch / seconds,

@@ -192,7 +192,7 @@ def _speed(plan: Plan) -> Iterator[Figure]:
         "bound_s_per_step",
         seconds,
         "s",
-        f"max({step.bytes_read} bytes / {ranks} x {hardware.bandwidth_bytes_s:.4g} bytes/s, 2 x {step.multiply_adds} / "
-        f"{ranks} x {hardware.flops:.4g} a second); peaks: {hardware.source}",
+        f"max({step.bytes_read} bytes / {ranks} x {hardware.bytes_per_s:.4g} bytes/s, 2 x {step.multiply_adds} / "
+        f"{ranks} x {hardware.flops_per_s:.4g} a second); peaks: {hardware.source}",
     )
     yield Figure("bound_tokens_per_s", step.batch / seconds, "tokens/s", f"{step.batch} tokens / {seconds:.4g} s")

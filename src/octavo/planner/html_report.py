@@ -16,9 +16,9 @@ from octavo.planner.cache_bytes import FORMATS, entry_bytes, state_bytes
 from octavo.planner.comparisons import Comparisons
 from octavo.planner.figures import figures_of
 from octavo.planner.geometry import KVGroup
-from octavo.planner.hardware import CATALOGUE
 from octavo.planner.plan import DEVICE_SHARE, Plan
 from octavo.planner.tables import TITLES, cell_text, heading, show
+from octavo.replay.hardware import CATALOGUE
 
 _CONTEXTS = [1 << power for power in range(8, 21)]
 _BATCHES = [1 << power for power in range(10)]
@@ -57,8 +57,8 @@ def page_data(plan: Plan) -> dict[str, Any]:
         {
             "name": each.name,
             "memory_bytes": each.memory_bytes,
-            "bandwidth_bytes_s": each.bandwidth_bytes_s,
-            "flops": each.flops,
+            "bandwidth_bytes_s": each.bytes_per_s,
+            "flops": each.flops_per_s,
             "source": each.source,
         }
         for each in CATALOGUE

@@ -19,9 +19,9 @@ from octavo.planner.arithmetic import Step, Work, decode_step
 from octavo.planner.cache_bytes import CacheBytes, read_format, sharded
 from octavo.planner.families import family_named
 from octavo.planner.geometry import Geometry, KVGroup
-from octavo.planner.hardware import Hardware
 from octavo.planner.pools import BLOCK_SIZES, ENGINES, Pool, PoolOptions, llamacpp_bytes, make_pool, sglang_tokens
 from octavo.planner.quantisation import STORAGE, weight_bytes
+from octavo.replay.hardware import Hardware
 
 # What an engine takes of a device's memory where nobody says it: vLLM's and SGLang's defaults; for a device of the
 # catalogue 5% are left for activations and the driver, as in figure 1 of the PagedAttention paper (SOSP 2023).

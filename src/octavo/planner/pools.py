@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from octavo.core.kv_bytes import FORMAT_BYTES, TILE_TOKENS
+from octavo.core.kv_groups import Pieces, choose_size
 from octavo.errors import ConfigError
 from octavo.planner.cache_bytes import entry_bytes, state_bytes, stored_bytes
 from octavo.planner.geometry import KVGroup
@@ -19,7 +20,6 @@ from octavo.planner.geometry import KVGroup
 ENGINES = ("octavo", "vllm", "sglang", "llama.cpp")
 BLOCK_SIZES: Mapping[str, int] = {"octavo": 16, "vllm": 16, "sglang": 1, "llama.cpp": 1}
 _SGLANG_WINDOW_SHARE = Fraction(4, 5)  # --swa-full-tokens-ratio: what windows get beside the full layers
-MAX_GROWING_WASTE, MAX_WINDOW_WASTE = Fraction(1, 32), Fraction(1, 6)
 _V4_TOKENS, _V4_PAGE, _V4_ROPE, _V4_SCALES, _V4_FIXED_BLOCKS = 256, 576, 64, 8, 758
 _LLAMACPP_STEP, _LLAMACPP_UBATCH = 256, 512  # its caches grow in steps; --ubatch-size
 
@@ -176,20 +176,13 @@ class _Unit:
 def _equal_pool(engine: str, groups: tuple[KVGroup, ...], options: PoolOptions) -> Pool:
     """Blocks of `block_size` tokens in which layers of one geometry and life lie together, of equal bytes for all.
 
-    As in the engine: of the sizes of a block that leave little unused (1/32 of what layers take that keep all tokens,
-    1/6 of what windows take) the one with the fewest block tables; where there is none, the one with least unused.
+    How many bytes, the engine's own rule says (`core.kv_groups`).
     """
     states = [group for group in groups if group.kind == "state"]
     units = _units(tuple(group for group in groups if group.kind != "state") or groups, options)
-    least = max(unit.num_bytes for unit in units)
-    sizes = {unit.num_bytes * count for unit in units for count in range(1, unit.count + 1)}
-    ranked = [(_waste(units, size), size) for size in sorted(sizes) if size >= least]
-    most = (MAX_GROWING_WASTE, MAX_WINDOW_WASTE)
-    thrifty = [(waste, size) for waste, size in ranked if waste[0] <= most[0] and waste[1] <= most[1]]
-    if thrifty:
-        block_bytes = min(thrifty, key=lambda one: (_tables(units, one[1]), one[0], one[1]))[1]
-    else:
-        block_bytes = min(ranked, key=lambda one: (one[0], _tables(units, one[1]), one[1]))[1]
+    block_bytes = choose_size(
+        [Pieces(unit.num_bytes, unit.count, unit.is_bounded, unit.group.kind != "tail") for unit in units]
+    )
     parts = []
     for unit in units:
         tables = -(-unit.count // (block_bytes // unit.num_bytes))
@@ -204,21 +197,6 @@ def _state_part(group: KVGroup, block_bytes: int, options: PoolOptions) -> Part:
     """A state is spread over as many blocks as it fills, in one go, for each sequence."""
     num_bytes = _layer_block_bytes(group, options, 0) * group.num_layers
     return Part(group, group.num_layers, -(-num_bytes // block_bytes), 0, min(num_bytes, block_bytes))
-
-
-def _tables(units: list[_Unit], size: int) -> int:
-    return sum(-(-unit.count // (size // unit.num_bytes)) for unit in units)
-
-
-def _waste(units: list[_Unit], size: int) -> tuple[Fraction, Fraction]:
-    """The unused share of what layers take that keep all tokens, and of what windows (and states) take."""
-    shares = []
-    for windowed in (False, True):
-        alike = [unit for unit in units if unit.is_bounded == windowed and unit.group.kind != "tail"]
-        whole = size * _tables(alike, size)
-        used = sum(unit.num_bytes * unit.count for unit in alike)
-        shares.append(Fraction(whole - used, whole) if whole else Fraction(0))
-    return shares[0], shares[1]
 
 
 def _units(groups: tuple[KVGroup, ...], options: PoolOptions) -> list[_Unit]:

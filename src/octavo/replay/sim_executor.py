@@ -7,6 +7,7 @@ look at blocks: what they hold is not its business.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.step import SampledToken, SampleSpec, StepPlan, StepResult, TokenLogprob
@@ -26,7 +27,10 @@ class VirtualClock:
 
 
 class SimExecutor:
-    """Draws, for each request, the answer that it was told (`tell`), then a token that nobody else has."""
+    """Draws, for each request, the answer that it was told (`tell`), then a token that nobody else has.
+
+    With `drawn` it knows what requests drew while they coasted.
+    """
 
     def __init__(self, cost: CostModel, clock: VirtualClock) -> None:
         self._cost = cost
@@ -36,6 +40,7 @@ class SimExecutor:
         self._num_invented = 0
         self.num_steps = 0
         self.num_tokens = 0
+        self.num_coasting = 0  # rows of the last step that the plan did not write out
 
     def tell(self, request_id: str, answer: array[int] | None) -> None:
         """What a request will answer, where the trace has it."""
@@ -64,21 +69,30 @@ class SimExecutor:
                 else:
                     drawn[name] = self._draw(name, spec)
             sampled += bool(specs)
+        self.num_coasting = plan.coasting.num_rows
+        tokens, sampled = tokens + self.num_coasting, sampled + self.num_coasting
+        read, pairs = read + plan.coasting.read_tokens, pairs + plan.coasting.read_tokens
         self.num_steps += 1
         self.num_tokens += tokens
         self._clock.now_s += self._cost.step_s(StepWork(tokens, sampled, read, pairs))
         return StepResult(drawn, num_tokens=tokens, candidates=candidates)
 
+    def drawn(self, name: str, position: int, count: int) -> Sequence[int]:
+        """The tokens that a request, which has drawn some before, draws in so many steps."""
+        answer = self._answers.get(name)
+        known = answer[position : position + count].tolist() if answer is not None else []
+        return [*known, *[self._invented[name].token_id] * (count - len(known))]
+
     def _draw(self, name: str, spec: SampleSpec) -> SampledToken:
+        invented = self._invented.get(name)
+        if invented is None:
+            invented = SampledToken(FIRST_INVENTED_TOKEN + self._num_invented % 0x30000000)
+            self._num_invented += 1
+            self._invented[name] = invented
         answer = self._answers.get(name)
         if answer is not None and spec.position < len(answer):
             return SampledToken(answer[spec.position])
-        token = self._invented.get(name)
-        if token is None:
-            token = SampledToken(FIRST_INVENTED_TOKEN + self._num_invented % 0x30000000)
-            self._num_invented += 1
-            self._invented[name] = token
-        return token
+        return invented
 
 
 def _some_candidates(spec: SampleSpec) -> tuple[TokenLogprob, ...]:

@@ -6,7 +6,7 @@ counts; requests are read when their time has come. It knows no file and prints 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.block_manager import BlockManager
@@ -36,6 +36,7 @@ class TimedConfig:
     num_blocks: int
     token_exact_hits: bool = True
     speed: float = 1.0  # of the arrivals: 2 brings twice as many requests a second
+    may_coast: bool = True  # leave out rows about which nothing is decided (core.coasting): the same, sooner
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class TimedReplay:
             token_exact_hits=config.token_exact_hits,
             policy=policy,
         )
-        self._scheduler = Scheduler(config.scheduler, self.blocks)
+        self._scheduler = Scheduler(config.scheduler, self.blocks, unheard=self if config.may_coast else None)
         self.core = EngineCore(self._scheduler, self._executor)
         self._open: dict[str, _Open] = {}
         self._num_read = self._num_done = self._refused = 0
@@ -138,7 +139,11 @@ class TimedReplay:
                 start_s = last_s = clock.now_s
             coming = self._take_arrived(coming, requests)
             if core.has_work:
-                for output in core.step():
+                before_s = clock.now_s
+                outputs = core.step()
+                if self._executor.num_coasting:  # each of them had its last token when the step before was over
+                    self._itl.add(clock.now_s - before_s, self._executor.num_coasting)
+                for output in outputs:
                     self._hear(output)
                 self._look(clock.now_s - (last_s if last_s is not None else clock.now_s))
                 last_s = clock.now_s
@@ -183,7 +188,7 @@ class TimedReplay:
 
     def _look(self, seconds: float) -> None:
         """After a step that took so long: how full it is, and who waits."""
-        running = len(self._scheduler.running)
+        running = self._scheduler.num_running
         waiting = len(self._open) - running
         self._queue_max = max(self._queue_max, waiting)
         self._running_max = max(self._running_max, running)
@@ -192,6 +197,11 @@ class TimedReplay:
             pool = self.blocks.pool
             used = pool.num_blocks - pool.num_available
             self._samples.add(Occupancy(self._clock.now_s, used, len(pool.idle), running, waiting))
+
+    def drawn(self, request_id: str, position: int, count: int) -> Sequence[int]:
+        """For the core: what a request drew in the steps that it coasted through, of which the last is just over."""
+        self._open[request_id].last_token_s = self._clock.now_s
+        return self._executor.drawn(request_id, position, count)
 
     def _hear(self, output: RequestOutput) -> None:
         one, now = self._open[output.request_id], self._clock.now_s

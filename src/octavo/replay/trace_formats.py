@@ -17,6 +17,7 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
+from octavo.errors import ConfigError
 from octavo.replay.generated import PREFIX, generate
 from octavo.replay.lines import BadLines, NumberedLine, TraceError, read_lines, trace_files
 from octavo.replay.recording import requests_of
@@ -41,6 +42,7 @@ class ReadOptions:
     hash_ids_are_chained: bool = True  # False: an id names a block's content, whatever stands before it
     tokenize: Tokenize | None = None  # for traces of text; None: by the letter, see `rough_tokens`
     limit: int | None = None  # requests, at most
+    only_first_turns: bool = False  # of lengths, where each row of a talk holds those above it
 
 
 def rough_tokens(text: str) -> list[int]:
@@ -55,6 +57,8 @@ def read_trace(source: str, bad: BadLines, options: ReadOptions | None = None) -
     """
     options = options or ReadOptions()
     files = [] if source.startswith(PREFIX) else trace_files(source)
+    if not files and options.only_first_turns:
+        raise ConfigError(f"{source} has no turns that follow each other row by row; leave --turns first out")
     if not files:
         found = generate(source)
     elif len(files) == 1:
@@ -75,8 +79,11 @@ def _read_file(name: str, bad: BadLines, options: ReadOptions) -> Iterator[Trace
         raise TraceError(f"{name} has no line; give a trace")
     kind = options.trace_format if options.trace_format != "auto" else guess_format(first)
     everything = _chain(first, lines)
+    if options.only_first_turns and kind != "lengths":
+        raise ConfigError(f"{name} is of format {kind}; --turns first is for files of lengths: leave it out")
     if kind == "lengths":
-        yield from _read_lengths(everything, bad)
+        found = _read_lengths(everything, bad)
+        yield from _first_turns(found) if options.only_first_turns else found
     elif kind == "weka":
         yield from _read_weka(everything, bad)
     elif kind == "text":
@@ -311,6 +318,15 @@ def _read_lengths(lines: Iterator[NumberedLine], bad: BadLines) -> Iterator[Trac
         if start_s is None:
             start_s = arrival
         yield TraceRequest(arrival - start_s, max(1, prompt), output)
+
+
+def _first_turns(rows: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+    """Those whose prompt cannot hold the row above and its answer. (A talk that begins with that much is lost.)"""
+    before = 0
+    for row in rows:
+        if not before or row.num_prompt_tokens < before:
+            yield row
+        before = row.num_prompt_tokens + row.num_output_tokens
 
 
 def _column(names: list[str], known: tuple[str, ...], header: NumberedLine) -> int:

@@ -2,34 +2,21 @@
 
 Instead of K and V each slot keeps the position, the token and a hash of all tokens up to it, which is what real K and V
 depend on. Reading checks every slot; sampling is a function of the prefix alone. It knows requests only by the prompts
-that a test tells it, and never looks into the core.
+that a test tells it, and never looks into the core. What attention would choose is left to `ChosenSlots`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from octavo.core.radix_node import GONE
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockCopy, BlockTable, Row, SampledToken, SampleSpec, StepPlan, StepResult, TokenLogprob
+from octavo.testing.chosen_slots import Chosen, ChosenSlots, Slot
+from octavo.testing.text_hash import extend_hash, hash_of
 
 _MASK = 2**64 - 1
-
-
-def extend_hash(prefix: int, token: int) -> int:
-    """The hash of a text that has one token more. The same in every process."""
-    mixed = ((prefix ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & _MASK
-    return mixed ^ (mixed >> 31)
-
-
-def hash_of(tokens: Sequence[int]) -> int:
-    """The hash of a text."""
-    prefix = 0
-    for token in tokens:
-        prefix = extend_hash(prefix, token)
-    return prefix
 
 
 def sample_token(prefix: int, spec: SampleSpec, vocab_size: int) -> int:
@@ -65,16 +52,6 @@ def reference_text(prompt: Sequence[int], specs: Sequence[SampleSpec], vocab_siz
     return output
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What stands in for K and V of one token."""
-
-    position: int
-    token: int
-    prefix: int  # hash of the tokens up to and including this one
-    num_dropped: int = 0  # so many of them it has not seen
-
-
 class CheckingExecutor:
     """Implements Executor. An AssertionError names the request, the position and what is wrong.
 
@@ -93,7 +70,8 @@ class CheckingExecutor:
         self._vocab_size = vocab_size
         self._windows = tuple(windows)
         self._keep_plans = keep_plans
-        self._slots: dict[int, list[Slot | None]] = {}  # block id -> its slots
+        self._slots: dict[int, list[Slot | Chosen | None]] = {}  # block id -> its slots
+        self._chosen = ChosenSlots(block_size, self._block)
         self._texts: dict[str, list[int]] = {}  # request id -> the tokens that it must have
         self._told: set[str] = set()
         self.fail_next: dict[str, str] = {}  # request id -> why its next row fails
@@ -112,7 +90,14 @@ class CheckingExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         if self._keep_plans:
             self.plans.append(plan)
-        for copy in plan.copies:
+        assert not plan.coasting.num_rows, "rows that are not written out cannot be checked"
+        done = 0
+        for compaction in plan.compactions:
+            for copy in plan.copies[done : compaction.num_copies_before]:
+                self._copy(copy)
+            self._chosen.compact(compaction)
+            done = compaction.num_copies_before
+        for copy in plan.copies[done:]:
             self._copy(copy)
         ids = [row.request_id for row in plan.rows]
         assert len(set(ids)) == len(ids), "a request has two rows in one step"
@@ -126,6 +111,8 @@ class CheckingExecutor:
                 result.failed[row.request_id] = self.fail_next.pop(row.request_id)
                 continue
             self._score_prompt(row, prefix, result)
+            if row.weighing is not None:
+                result.weighed[row.request_id] = self._chosen.weigh(row, row.weighing, prefix)
             specs = [] if row.sample is None else [(row.request_id, row.sample)]
             specs += [(branch.request_id, branch.sample) for branch in row.branch_samples]
             for name, spec in specs:
@@ -164,7 +151,7 @@ class CheckingExecutor:
                 found.append(SampledToken(target, score_of(prefix, target, self._vocab_size)))
         result.prompt_scores[row.request_id] = tuple(found)
 
-    def _block(self, block_id: int) -> list[Slot | None]:
+    def _block(self, block_id: int) -> list[Slot | Chosen | None]:
         assert block_id >= 0, f"block {block_id} does not exist"
         return self._slots.setdefault(block_id, [None] * self._block_size)
 
@@ -208,9 +195,13 @@ class CheckingExecutor:
 
         With a window it is less; what stands there tells of the whole text all the same, as K and V do.
         """
-        ends = {
-            self._read_group(row, table, window) for table, window in zip(row.block_tables, self._windows, strict=True)
-        }
+        ends: set[int | None] = set()
+        for table, window in zip(row.block_tables, self._windows, strict=True):
+            if row.dropped[0] < 0:
+                assert window is None, f"{row.request_id}: what a window reads is not chosen by attention"
+                ends.add(self._chosen.read(row, table, self._texts.get(row.request_id)))
+            else:
+                ends.add(self._read_group(row, table, window))
         ends.discard(None)  # of a window of one token, which reads nothing of others
         assert len(ends) <= 1, f"{row.request_id}: the groups differ before position {row.start}"
         if ends:
@@ -232,6 +223,7 @@ class CheckingExecutor:
             assert table[index] != GONE, f"{row.request_id}: position {position} is read, and its block was given up"
             slot = self._block(table[index])[offset]
             assert slot is not None, f"{row.request_id}: nothing was written at position {position}"
+            assert isinstance(slot, Slot), f"{row.request_id}: at position {position} stands what another chose"
             assert slot.position == position, f"{row.request_id}: position {slot.position} stands at {position}"
             assert not slot.num_dropped or position >= gap, f"{row.request_id}: position {position} has not seen all"
             assert not slot.num_dropped or count, f"{row.request_id}: position {position} has not seen all before it"

@@ -5,7 +5,9 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr int kRowsPerPiece = 16;
+constexpr int kRowsPerPiece = 16, kFewRows = 64, kFewRowsPerPiece = 2;  // few rows are of different sequences: more work each
+
+static inline int rows_per_piece_of(int num_rows) { return num_rows <= kFewRows ? kFewRowsPerPiece : kRowsPerPiece; }
 
 // The last sequence that begins at or before a row; of several that begin there, the last has rows.
 static inline int sequence_of(const BatchArgs& batch, int row) {
@@ -22,8 +24,8 @@ static inline int sequence_of(const BatchArgs& batch, int row) {
 template <class Args, void (*row_fn)(const Args&, int, int, int)>
 static void run_rows(void* context, int piece, int) {
   const Args& args = *static_cast<const Args*>(context);
-  const int first = piece * kRowsPerPiece;
-  const int end = first + kRowsPerPiece < args.num_tokens ? first + kRowsPerPiece : args.num_tokens;
+  const int count = rows_per_piece_of(args.num_tokens), first = piece * count;
+  const int end = first + count < args.num_tokens ? first + count : args.num_tokens;
   int sequence = sequence_of(args.batch, first);
   for (int row = first; row < end; row++) {
     while (row >= args.batch.query_start[sequence + 1]) sequence++;
@@ -33,7 +35,8 @@ static void run_rows(void* context, int piece, int) {
 
 template <class Args, void (*row_fn)(const Args&, int, int, int)>
 static void for_each_row(ThreadPool& pool, const Args& args) {
-  pool.run((args.num_tokens + kRowsPerPiece - 1) / kRowsPerPiece, run_rows<Args, row_fn>, const_cast<Args*>(&args));
+  const int count = rows_per_piece_of(args.num_tokens);
+  pool.run((args.num_tokens + count - 1) / count, run_rows<Args, row_fn>, const_cast<Args*>(&args));
 }
 
 }  // namespace OCTAVO_ISA

@@ -138,23 +138,48 @@ inline size_t qkv_width(const RopeWriteArgs& args) {
   return (static_cast<size_t>(args.num_heads) + 2 * static_cast<size_t>(args.kv.num_kv_heads)) * static_cast<size_t>(args.kv.head_dim);
 }
 
-inline AttentionArgs attention_args(const CF3& q, BatchView& batch, const KVView& kv, float scale, const F3& out, int v_dim) {
+// All but out, v_dim and what is optional.
+inline AttentionArgs query_args(const CF3& q, BatchView& batch, const KVView& kv, float scale) {
   const KVLayerArgs& layer = kv.args;
   require(q.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
   check_tables(batch, kv);
   require(q.shape(2) == static_cast<size_t>(layer.head_dim), "q must be [tokens, heads, head_dim]");
   require(q.shape(1) >= 1 && q.shape(1) % static_cast<size_t>(layer.num_kv_heads) == 0, "the heads must be a multiple of the KV heads");
-  require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == static_cast<size_t>(v_dim),
-          "out must have the shape of q, with as many numbers a head as a value has");
   AttentionArgs args{};
   args.q = q.data();
   args.batch = batch.args;
   args.kv = layer;
-  args.out = out.data();
   args.num_tokens = static_cast<int>(q.shape(0));
   args.num_heads = static_cast<int>(q.shape(1));
-  args.v_dim = v_dim;
   args.scale = scale;
+  return args;
+}
+
+inline AttentionArgs attention_args(const CF3& q, BatchView& batch, const KVView& kv, float scale, const F3& out, int v_dim) {
+  AttentionArgs args = query_args(q, batch, kv, scale);
+  require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == static_cast<size_t>(v_dim),
+          "out must have the shape of q, with as many numbers a head as a value has");
+  args.out = out.data();
+  args.v_dim = v_dim;
+  return args;
+}
+
+// Of the rows of a sequence from first_row on.
+inline MassArgs mass_args(const CF3& q, BatchView& batch, const KVView& kv, float scale, int sequence, int first_row, const L2& mass) {
+  MassArgs args{};
+  args.attention = query_args(q, batch, kv, scale);
+  const BatchArgs& sequences = batch.args;
+  require(sequence >= 0 && sequence < sequences.num_sequences, "there is no such sequence in the batch");
+  const int num_rows = sequences.query_start[sequence + 1] - sequences.query_start[sequence];
+  require(first_row >= 0 && first_row <= num_rows, "first_row must be one of the sequence's rows, or their number");
+  require(mass.shape(0) == static_cast<size_t>(kv.args.num_kv_heads) && mass.shape(1) < size_t{1} << 31 &&
+              mass.shape(1) >= static_cast<size_t>(sequences.start_position[sequence] + num_rows),
+          "mass must be [num_kv_heads, at least the slots that the last row sees]");
+  args.sequence = sequence;
+  args.first_row = first_row;
+  args.num_rows = num_rows - first_row;
+  args.mass = mass.data();
+  args.num_slots = static_cast<int>(mass.shape(1));
   return args;
 }
 

@@ -16,6 +16,7 @@ OCTAVO_DECLARE(avx512_bf16)
 namespace avx512_vnni {
 size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows);
 void linear(ThreadPool& pool, const LinearArgs& args);
+bool linear_gates(const LinearWeights& weights, int num_rows);
 
 static const KernelTable& table() {
   static const KernelTable made = [] {
@@ -23,6 +24,7 @@ static const KernelTable& table() {
     table.name = "avx512_vnni";
     table.linear_scratch_bytes = linear_scratch_bytes;
     table.linear = linear;
+    table.linear_gates = linear_gates;
     return table;
   }();
   return made;

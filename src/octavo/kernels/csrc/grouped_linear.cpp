@@ -19,9 +19,9 @@ constexpr double kInlineBytes = 32e3, kInlineMultiplyAdds = 4e5;  // less than a
 constexpr double kInlineRounded = 1 << 14;                        // numbers of x, likewise
 
 struct Plan {
-  int groups, num_panels;
+  int groups, num_panels;                // where gated, panels of the first half, each with that of the second half
   int num_tiles, tile_rows, num_taller;  // tiles have tile_rows rows, the first num_taller one more
-  size_t panel_bytes;
+  size_t panel_bytes, gate_bytes;  // gate_bytes: from a panel of the first half to that of the second; 0: not gated
   size_t tile_bytes, high_bytes;  // from one rounded tile to the next; from one's high bytes to the next one's
   int num_blocks, block_tiles;
 };
@@ -37,11 +37,12 @@ struct Work {
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 int least(int a, int b) { return a < b ? a : b; }
 
-Plan make_plan(const LinearWeights& w, int num_rows) {
+Plan make_plan(const LinearWeights& w, int num_rows, bool gated) {
   Plan plan;
   plan.groups = num_groups(w.num_inputs);
-  plan.num_panels = divide_up(w.num_outputs, kLanes);
+  plan.num_panels = divide_up(w.num_outputs, kLanes) / (gated ? 2 : 1);
   plan.panel_bytes = static_cast<size_t>(plan.groups) * group_bytes(w.dtype);
+  plan.gate_bytes = gated ? plan.panel_bytes * plan.num_panels : 0;
   plan.num_tiles = divide_up(num_rows, kMaxGroupedRows);
   plan.tile_rows = num_rows / plan.num_tiles;
   plan.num_taller = num_rows % plan.num_tiles;
@@ -73,22 +74,33 @@ void round_piece(void* context, int tile, int) {
              rounded_tile(work, tile), high_bytes_of_tile(work, tile));
 }
 
+// Where the share of a tile begins in what comes next: of panels, or of a panel and the one that it gates.
+const uint8_t* next_share(const Plan& plan, const uint8_t* next, size_t offset) {
+  return plan.gate_bytes && offset >= plan.panel_bytes ? next + plan.gate_bytes + offset - plan.panel_bytes : next + offset;
+}
+
 // A group of panels, all tiles of a block; next_panel: where the group after this one begins.
 void run_panels(const Work& work, int panel, int panels, int block, int next_panel) {
   const Plan& plan = work.plan;
-  const uint8_t* weights = static_cast<const uint8_t*>(work.args.weights->weights);
+  const LinearArgs& args = work.args;
+  const bool gated = plan.gate_bytes != 0;
+  const uint8_t* weights = static_cast<const uint8_t*>(args.weights->weights);
   const int first = block * plan.block_tiles, last = least(first + plan.block_tiles, plan.num_tiles);
-  const size_t share = plan.panel_bytes / plan.groups * panels / (last - first);
+  const int in_tile = gated ? 2 : panels, width = gated ? plan.num_panels * kLanes : args.weights->num_outputs;
+  const size_t stride = static_cast<size_t>(width);
+  const size_t share = plan.panel_bytes / plan.groups * in_tile / (last - first);
+  const size_t step = plan.num_tiles == 1 ? plan.panel_bytes / plan.groups : share;
+  const bool whole = (panel + panels) * kLanes <= width && !args.weights->bias;
+  const TileEnd end = gated ? TileEnd::gate : !whole ? TileEnd::keep : args.accumulate ? TileEnd::accumulate : TileEnd::put;
   float sums[kMaxGroupedRows * 4 * kLanes];
   for (int tile = first; tile < last; tile++) {
-    const int rows = rows_of(plan, tile);
-    const uint8_t* next = weights + plan.panel_bytes * next_panel + share * plan.groups * (tile - first);
-    const size_t step = plan.num_tiles == 1 ? plan.panel_bytes / plan.groups : share;
-    work.find(rows, panels)({weights + plan.panel_bytes * panel, plan.panel_bytes,
-                             rounded_tile(work, tile), high_bytes_of_tile(work, tile), plan.groups, sums, next, step});
-    for (int r = 0; r < rows; r++)
-      for (int p = 0; p < panels; p++)
-        finish_row(work.args, first_row(plan, tile) + r, panel + p, load(sums + (r * panels + p) * kLanes));
+    const int row = first_row(plan, tile), rows = rows_of(plan, tile);
+    const uint8_t* next = next_share(plan, weights + plan.panel_bytes * next_panel, share * plan.groups * (tile - first));
+    float* out = end == TileEnd::keep ? sums : args.out + stride * row + panel * kLanes;
+    work.find(rows, in_tile)({weights + plan.panel_bytes * panel, gated ? plan.gate_bytes : plan.panel_bytes, rounded_tile(work, tile),
+                              high_bytes_of_tile(work, tile), plan.groups, out, stride, end, next, step});
+    for (int r = 0; end == TileEnd::keep && r < rows; r++)
+      for (int p = 0; p < panels; p++) finish_row(args, row + r, panel + p, load(sums + (r * panels + p) * kLanes));
   }
 }
 
@@ -124,7 +136,7 @@ Work make_work(const LinearArgs& args, const Plan& plan) {
 }
 
 Work make_work(const LinearArgs& args) {
-  const Plan plan = make_plan(*args.weights, args.num_rows);
+  const Plan plan = make_plan(*args.weights, args.num_rows, args.gated);
   switch (args.weights->dtype) {
     case WeightsDtype::int8: return make_work<WeightsDtype::int8>(args, plan);
     case WeightsDtype::int4: return make_work<WeightsDtype::int4>(args, plan);
@@ -135,8 +147,14 @@ Work make_work(const LinearArgs& args) {
 }  // namespace
 
 size_t grouped_linear_scratch_bytes(const LinearWeights& weights, int num_rows) {
-  const Plan plan = make_plan(weights, num_rows);
+  const Plan plan = make_plan(weights, num_rows, false);
   return (plan.tile_bytes + plan.high_bytes) * static_cast<size_t>(plan.num_tiles);
+}
+
+bool grouped_linear_gates(const LinearWeights& weights, int num_rows) {
+  const Plan plan = make_plan(weights, num_rows, true);
+  // tiles of few rows are faster with panels of one half; of more, two panels are the most
+  return weights.num_outputs % (2 * kLanes) == 0 && !weights.bias && max_grouped_panels(plan.tile_rows) == 2;
 }
 
 void grouped_linear(ThreadPool& pool, const LinearArgs& args) {
@@ -145,10 +163,11 @@ void grouped_linear(ThreadPool& pool, const LinearArgs& args) {
   const int inputs = args.weights->num_inputs;
   work.num_threads = pool.num_threads();
   work.panels_per_piece = choose_panels_per_piece(plan, work.num_threads, args.num_rows, inputs);
-  work.tile_panels = least(max_grouped_panels(plan.tile_rows + (plan.num_taller ? 1 : 0)), work.panels_per_piece);
+  work.tile_panels = args.gated ? 1 : least(max_grouped_panels(plan.tile_rows + (plan.num_taller ? 1 : 0)), work.panels_per_piece);
   work.num_pieces = divide_up(plan.num_panels, work.panels_per_piece) * plan.num_blocks;
-  const double bytes = static_cast<double>(plan.panel_bytes) * plan.num_panels;
-  const double multiply_adds = static_cast<double>(plan.num_panels) * kLanes * inputs * args.num_rows;
+  const int all_panels = plan.num_panels * (args.gated ? 2 : 1);
+  const double bytes = static_cast<double>(plan.panel_bytes) * all_panels;
+  const double multiply_adds = static_cast<double>(all_panels) * kLanes * inputs * args.num_rows;
   const bool inlined = bytes <= kInlineBytes && multiply_adds <= kInlineMultiplyAdds;
   if (inlined || static_cast<double>(args.num_rows) * inputs <= kInlineRounded) {
     for (int tile = 0; tile < plan.num_tiles; tile++) round_piece(&work, tile, 0);

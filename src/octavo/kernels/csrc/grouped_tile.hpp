@@ -2,6 +2,7 @@
 // a group is an exact integer, and groups are added in ascending order, one fused multiply-add each (and one more for
 // minima), so all tiles give the same bits.
 #pragma once
+#include "exp_lanes.hpp"
 #include "group_lanes.hpp"
 #include "kernel_table.hpp"
 
@@ -27,12 +28,18 @@ constexpr int max_grouped_panels(int) { return 1; }
 constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
 constexpr size_t x_high_words(int rows) { return static_cast<size_t>(kGroupUnits) * rows; }
 
+// What becomes of a tile's sums: kept apart as they are; stored or added to what is there, as rows of whole panels; or of
+// two panels, gate and up, the gated activation is stored.
+enum class TileEnd { keep, put, accumulate, gate };
+
 struct GroupedTile {
   const uint8_t* weights;  // the first panel
-  size_t panel_bytes;
+  size_t panel_bytes;      // from one panel of the tile to the next
   const int32_t *x, *x_high;
   int groups;
-  float* sums;              // [rows][panels][16]
+  float* out;               // of rows `stride` apart; kept: [rows][panels][16]
+  size_t stride;
+  TileEnd end;
   const uint8_t* prefetch;  // what is wanted after this tile ...
   size_t prefetch_step;     // ... and how far to go in it with each group
 };
@@ -121,6 +128,28 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_by
   }
 }
 
+template <int R, int P>
+OCTAVO_INLINE void end_tile(const GroupedTile& tile, const F16 (&sum)[R][P]) {
+  float* out = tile.out;
+  if (P == 2 && tile.end == TileEnd::gate) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++, out += tile.stride) store(out, silu_mul_lanes(sum[r][0], sum[r][P - 1]));
+  } else if (tile.end == TileEnd::accumulate) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++, out += tile.stride) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) store(out + p * kLanes, add(load(out + p * kLanes), sum[r][p]));
+    }
+  } else {
+    const size_t stride = tile.end == TileEnd::keep ? P * kLanes : tile.stride;
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++, out += stride) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) store(out + p * kLanes, sum[r][p]);
+    }
+  }
+}
+
 // kStreamed: the panels are read once, by this tile alone, and the next panels are fetched at the same rate. Otherwise
 // several tiles read them, and each fetches its share of what comes next.
 template <WeightsDtype kDtype, int R, int P, bool kStreamed>
@@ -150,11 +179,7 @@ static void run_grouped_tile(const GroupedTile& tile) {
     x += x_group_words(R);
     high += x_high_words(R);
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p++) store(tile.sums + (r * P + p) * kLanes, sum[r][p]);
-  }
+  end_tile<R, P>(tile, sum);
 }
 
 using GroupedTileFn = void (*)(const GroupedTile&);

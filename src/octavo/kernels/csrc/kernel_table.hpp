@@ -25,10 +25,11 @@ struct LinearWeights {
 struct LinearArgs {
   const LinearWeights* weights;
   const float* x;  // [num_rows, num_inputs]
-  float* out;      // [num_rows, num_outputs]
+  float* out;      // [num_rows, num_outputs], or half as many where gated
   int num_rows;
   bool accumulate;
   void* scratch;   // linear_scratch_bytes(weights, num_rows) bytes, 64-byte aligned
+  bool gated;      // out = silu_mul of what the first half of the outputs would be and the second; where linear_gates says so
 };
 
 struct RotateArgs {
@@ -90,6 +91,14 @@ struct AttentionArgs {
   void* scratch;       // attention_scratch_bytes or latent_scratch_bytes, 64-byte aligned
 };
 
+// The rows [first_row, first_row + num_rows) of one sequence of a batch; of attention: q, batch, kv, num_heads, scale, scratch.
+struct MassArgs {
+  AttentionArgs attention;
+  int sequence, first_row, num_rows;
+  int64_t* mass;  // [num_kv_heads, num_slots], added to
+  int num_slots;  // at least those that the last row sees
+};
+
 struct DrawSettings {
   double temperature, top_k, top_p, min_p, number;  // temperature 0: the highest; number: from [0, 1)
 };
@@ -108,6 +117,7 @@ struct KernelTable {
   const char* name;
   size_t (*linear_scratch_bytes)(const LinearWeights&, int num_rows);
   void (*linear)(ThreadPool&, const LinearArgs&);
+  bool (*linear_gates)(const LinearWeights&, int num_rows);
   void (*embedding)(ThreadPool&, const LinearWeights&, const int32_t* token_ids, int num_rows, float* out);
   void (*rms_norm)(ThreadPool&, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
   void (*silu_mul)(ThreadPool&, const float* gate_up, int num_rows, int width, float* out);
@@ -117,9 +127,12 @@ struct KernelTable {
   void (*softmax)(ThreadPool&, const float* x, int num_rows, int width, float* out);
   void (*soft_cap)(ThreadPool&, const float* x, float cap, int num_rows, int width, float* out);
   void (*rotate)(ThreadPool&, const RotateArgs&);
+  void (*ask_for_slots)(ThreadPool&, const RopeWriteArgs&);  // fetches what rope_write will write to
   void (*rope_write)(ThreadPool&, const RopeWriteArgs&);
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*paged_attention)(ThreadPool&, const AttentionArgs&);
+  size_t (*mass_scratch_bytes)(const MassArgs&, int num_threads);
+  void (*attention_mass)(ThreadPool&, const MassArgs&);
   void (*latent_write)(ThreadPool&, const LatentWriteArgs&);
   size_t (*latent_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*latent_attention)(ThreadPool&, const AttentionArgs&);

@@ -127,7 +127,24 @@ static inline bool to_codes(KVFormat format, const float* x, int count, uint8_t*
   return false;
 }
 
-OCTAVO_INLINE uint16_t to_16_bits(KVFormat format, float x) { return format == KVFormat::bf16 ? to_bf16(x) : to_f16(x); }
+static inline void to_16_bits(KVFormat format, const float* x, int count, uint16_t* bits) {
+  if (format == KVFormat::bf16) {
+    for (int d = 0; d < count; d += 16) store_bf16(bits + d, load(x + d));
+  } else {
+    for (int d = 0; d < count; d++) bits[d] = to_f16(x[d]);
+  }
+}
+
+// Every other of 2 * count numbers: those between belong to another token.
+static inline void store_every_other(const uint16_t* bits, int count, uint16_t* to) {
+#if defined(__AVX512BW__)
+  for (int d = 0; d < count; d += 16)
+    _mm512_mask_storeu_epi16(to + 2 * d, 0x55555555u,
+                             _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits + d))));
+#else
+  for (int d = 0; d < count; d++) to[d * 2] = bits[d];
+#endif
+}
 
 // slot 0 .. 15 of a K tile
 static inline void encode_k(KVFormat format, const float* k, int head_dim, int slot, uint8_t* tile) {
@@ -137,7 +154,7 @@ static inline void encode_k(KVFormat format, const float* k, int head_dim, int s
   } else if (format == KVFormat::bf16 || format == KVFormat::f16) {  // [head_dim / 2][16][2]
     uint16_t* to = reinterpret_cast<uint16_t*>(tile) + slot * 2;
     uint16_t bits[kMaxVector];
-    for (int d = 0; d < head_dim; d++) bits[d] = to_16_bits(format, k[d]);
+    to_16_bits(format, k, head_dim, bits);
     for (int d = 0; d < head_dim; d += 2) std::memcpy(to + d * kTileTokens, bits + d, 4);
   } else {  // [head_dim / 4][4][2][4][2] (kv_formats/quads.py)
     uint8_t codes[kMaxVector];
@@ -161,8 +178,8 @@ static inline void encode_v(KVFormat format, const float* v, int head_dim, int s
   } else if (format == KVFormat::bf16 || format == KVFormat::f16) {  // [8][head_dim][2]
     uint16_t* to = reinterpret_cast<uint16_t*>(tile) + slot / 2 * head_dim * 2 + slot % 2;
     uint16_t bits[kMaxVector];
-    for (int d = 0; d < head_dim; d++) bits[d] = to_16_bits(format, v[d]);
-    for (int d = 0; d < head_dim; d++) to[d * 2] = bits[d];
+    to_16_bits(format, v, head_dim, bits);
+    store_every_other(bits, head_dim, to);
   } else if (has_v4(format)) {  // [4][head_dim / 32][16][4]
     to_int4(v, head_dim, codes, &scale, &minimum);
     uint8_t* to = tile + slot / 4 * head_dim * 2 + slot % 4;

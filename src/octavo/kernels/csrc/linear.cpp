@@ -162,6 +162,10 @@ size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows) {
   return plan.tile_bytes * plan.num_tiles;
 }
 
+bool linear_gates(const LinearWeights& weights, int num_rows) {
+  return has_groups(weights.dtype) && grouped_linear_gates(weights, num_rows);
+}
+
 void linear(ThreadPool& pool, const LinearArgs& args) {
   const LinearWeights& w = *args.weights;
   if (has_groups(w.dtype)) return grouped_linear(pool, args);

@@ -169,6 +169,8 @@ class Kernels {
     table_->rope_write(pool_, args);
   }
 
+  static constexpr int kRowsToAskFor = 64;  // of more, many write to the same lines
+
   void attention_input(const CF2& x, const CF1& norm, float eps, const Linear& qkv, BatchView& batch, const CF2& cos, const CF2& sin,
                        const KVView& kv, const F3& out_q, const std::optional<CF1>& q_norm, const std::optional<CF1>& k_norm) {
     require(x.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
@@ -177,6 +179,7 @@ class Kernels {
     require(static_cast<size_t>(qkv.weights.num_outputs) == qkv_width(args), "qkv must give (heads + 2 * kv heads) * head_dim numbers");
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
+    if (args.num_tokens <= kRowsToAskFor) table_->ask_for_slots(pool_, args);
     args.qkv = norm_linear_here(x.data(), static_cast<int>(x.shape(0)), norm.data(), eps, qkv.weights);
     table_->rope_write(pool_, args);
   }
@@ -227,6 +230,16 @@ class Kernels {
     std::lock_guard<std::mutex> lock(mutex_);
     args.scratch = scratch_.reserve(table_->attention_scratch_bytes(args, pool_.num_threads()));
     table_->paged_attention(pool_, args);
+  }
+
+  void attention_mass(const CF3& q, BatchView& batch, const KVView& kv, float scale, int sequence, int first_row, const L2& mass) {
+    require(!kv.args.is_latent, "attention_mass reads K of KV heads, not latents");
+    MassArgs args = mass_args(q, batch, kv, scale, sequence, first_row, mass);
+    if (args.num_rows == 0) return;
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(mutex_);
+    args.attention.scratch = scratch_.reserve(table_->mass_scratch_bytes(args, pool_.num_threads()));
+    table_->attention_mass(pool_, args);
   }
 
   void latent_attention(const CF3& q, BatchView& batch, const KVView& kv, int rank, float scale, const F3& out) {
@@ -345,6 +358,8 @@ NB_MODULE(_native, m) {
       .def("gated_mlp", &Kernels::gated_mlp, nb::arg("hidden").noconvert(), nb::arg("norm"), nb::arg("eps"), nb::arg("gate_up"), nb::arg("down"))
       .def("paged_attention", &Kernels::paged_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),
            nb::arg("out").noconvert(), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").none())
+      .def("attention_mass", &Kernels::attention_mass, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),
+           nb::arg("sequence"), nb::arg("first_row"), nb::arg("mass").noconvert())
       .def("latent_write", &Kernels::latent_write, nb::arg("latent"), nb::arg("batch"), nb::arg("kv"))
       .def("latent_attention", &Kernels::latent_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("rank"), nb::arg("scale"),
            nb::arg("out").noconvert())

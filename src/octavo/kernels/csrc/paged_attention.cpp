@@ -1,4 +1,5 @@
 // Attention over K and V of each KV head, chosen by the format that they are stored in.
+#include "attention_mass.hpp"
 #include "expanded_form.hpp"
 #include "ops.hpp"
 
@@ -30,6 +31,14 @@ size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads) {
 
 void paged_attention(ThreadPool& pool, const AttentionArgs& args) {
   with_form(args.kv.format, [&](auto form) { run_attention<decltype(form)>(pool, args); });
+}
+
+size_t mass_scratch_bytes(const MassArgs& args, int num_threads) {
+  return with_form(args.attention.kv.format, [&](auto form) { return mass_scratch_bytes_of<decltype(form)>(args, num_threads); });
+}
+
+void attention_mass(ThreadPool& pool, const MassArgs& args) {
+  with_form(args.attention.kv.format, [&](auto form) { run_mass<decltype(form)>(pool, args); });
 }
 
 }  // namespace OCTAVO_ISA

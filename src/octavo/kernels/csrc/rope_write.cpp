@@ -75,6 +75,19 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
   }
 }
 
+// A token of 16 bits a number writes a few bytes in each line of a K tile.
+void ask_for_token(const RopeWriteArgs& args, int sequence, int, int position) {
+  const KVLayerArgs& kv = args.kv;
+  if (has_tail(kv.format)) return;
+  const TileLayout layout = tile_layout(kv);
+  for (int head = 0; head < kv.num_kv_heads; head++) {
+    const uint8_t* tile = tile_at(kv, layout, args.batch, sequence, position, head);
+    for (int64_t line = 0; line < layout.v_offset; line += 64) __builtin_prefetch(tile + line, 1, 2);
+    const int64_t v_bytes = (layout.bytes - layout.v_offset) / 8, v_slot = layout.v_offset + position % kTileTokens / 2 * v_bytes;
+    for (int64_t line = 0; line < v_bytes; line += 64) __builtin_prefetch(tile + v_slot + line, 1, 2);
+  }
+}
+
 // Quantises K of a tile that is full now.
 void fill_tile(const RopeWriteArgs& args, int sequence, int, int position) {
   if (position % kTileTokens != kTileTokens - 1) return;
@@ -94,6 +107,8 @@ bool fills_tiles(const BatchArgs& batch) {
 }
 
 }  // namespace
+
+void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args) { for_each_row<RopeWriteArgs, ask_for_token>(pool, args); }
 
 void rope_write(ThreadPool& pool, const RopeWriteArgs& args) {
   for_each_row<RopeWriteArgs, write_token>(pool, args);

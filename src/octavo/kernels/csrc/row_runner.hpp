@@ -81,11 +81,15 @@ class RowRunner {
       table.rms_norm(pool, x, work.norm, work.eps, count, up.num_inputs, normed);
       x = normed;
     }
-    if (!work.second) return table.linear(pool, {&up, x, out, count, work.accumulate, scratch});
+    if (!work.second) return table.linear(pool, {&up, x, out, count, work.accumulate, scratch, false});
     float *wide = static_cast<float*>(space.wide.data()), *inner = static_cast<float*>(space.inner.data());
-    table.linear(pool, {&up, x, wide, count, false, scratch});
-    table.silu_mul(pool, wide, count, last.num_inputs, inner);
-    table.linear(pool, {&last, inner, out, count, work.accumulate, scratch});
+    if (table.linear_gates(up, count)) {
+      table.linear(pool, {&up, x, inner, count, false, scratch, true});
+    } else {
+      table.linear(pool, {&up, x, wide, count, false, scratch, false});
+      table.silu_mul(pool, wide, count, last.num_inputs, inner);
+    }
+    table.linear(pool, {&last, inner, out, count, work.accumulate, scratch, false});
   }
 
   ThreadPool& pool_;

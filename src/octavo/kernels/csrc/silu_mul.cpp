@@ -1,4 +1,4 @@
-// gate * sigmoid(gate) * up, as gate / (1 + e^-gate) * up: the quotient neither overflows nor loses small values early.
+// gate * sigmoid(gate) * up, row by row.
 #include "exp_lanes.hpp"
 #include "ops.hpp"
 #include "rows.hpp"
@@ -12,10 +12,6 @@ struct SiluMul {
   int num_rows, width, rows;
   float* out;
 };
-
-OCTAVO_INLINE F16 silu_mul_lanes(F16 gate, F16 up) {
-  return mul(div(gate, add(set1(1.f), exp_lanes(sub(zero(), gate)))), up);
-}
 
 void silu_row(const float* gate, const float* up, int width, float* out) {
   int i = 0;

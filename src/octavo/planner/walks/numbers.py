@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from octavo.planner.chart import Chart, Series
 from octavo.planner.comparisons import Comparisons
 from octavo.planner.figures import group_formula
-from octavo.planner.hardware import Hardware
 from octavo.planner.plan import Plan
 from octavo.planner.plots import by_context, show_tokens
 from octavo.planner.tables import show_bytes, show_count
 from octavo.planner.walks.walk import Graph, Part, Table, Walk, Words
+from octavo.replay.hardware import Hardware
 
 LENGTHS = (1, 16, 64, 256, 1024, 4096)
 CONTEXTS = (4096, 32768, 131072)
@@ -62,7 +62,7 @@ def phases(plan: Plan, measured: Measurements | None) -> Walk:
         Graph(_intensities(plan)),
     ]
     if hardware is not None:
-        ridge = hardware.flops / 2 / hardware.bandwidth_bytes_s
+        ridge = hardware.flops_per_s / 2 / hardware.bytes_per_s
         parts.append(
             Words(
                 f"{hardware.name} does {ridge:.0f} multiply-adds in the time in which it reads a byte. Below that the "
@@ -91,7 +91,7 @@ def _intensities(plan: Plan) -> Chart:
     series = [Series("prefill", prefill), Series(f"decode at {plan.context}", decode)]
     hardware = plan.request.hardware
     if hardware is not None:
-        ridge = hardware.flops / 2 / hardware.bandwidth_bytes_s
+        ridge = hardware.flops_per_s / 2 / hardware.bytes_per_s
         series.append(Series(hardware.name, ((1.0, ridge), (float(tokens[-1]), ridge)), is_level=True))
     title = f"Multiply-adds for each byte read, {plan.geometry.model}"
     return Chart(
@@ -121,8 +121,8 @@ def _intensity(name: str, tokens: int, multiply_adds: int, read: int, hardware: 
         "multiply_adds_per_byte": multiply_adds / read,
     }
     if hardware is not None:
-        by_memory = read / hardware.bandwidth_bytes_s
-        by_work = 2 * multiply_adds / hardware.flops
+        by_memory = read / hardware.bytes_per_s
+        by_work = 2 * multiply_adds / hardware.flops_per_s
         row["bound_ms"] = 1e3 * max(by_memory, by_work)
         row["bound_by"] = "memory" if by_memory >= by_work else "arithmetic"
     return row

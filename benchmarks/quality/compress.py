@@ -1,0 +1,53 @@
+"""What `octavo compress --measure` finds of a model on a text, with machine and commit beside it.
+
+python benchmarks/quality/compress.py MODEL --text FILE [--context 4K] [--tokens 1500] --out FILE.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+KEPT = ("kv_cache_dtype", "context", "measured", "likelihoods", "notes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--context", default="4K")
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    raw = given.text.read_bytes()
+    with tempfile.NamedTemporaryFile(suffix=".txt") as text:
+        text.write(gzip.decompress(raw) if given.text.suffix == ".gz" else raw)
+        text.flush()
+        asked = [given.model, "--context", given.context, "--memory", "4GiB", "--measure", "--json"]
+        asked += ["--text", text.name, "--text-tokens", given.tokens]
+        command = [sys.executable, "-m", "octavo.cli.main", "compress", *map(str, asked)]
+        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    about = {
+        "model": given.model.name,
+        "text": given.text.name,
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "versions": {"python": platform.python_version(), "numpy": version("numpy")},
+        "commit": commit,
+        "command": f"python compress.py {given.model.name} --text {given.text.name} --tokens {given.tokens}",
+    }
+    result = {name: found[name] for name in KEPT}
+    given.out.write_text(json.dumps({"about": about, **result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

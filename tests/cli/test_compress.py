@@ -1,0 +1,129 @@
+"""`octavo compress`: what it prints, what it measures, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.core.kv_bytes import FORMAT_BYTES
+from tests.cli.conftest import CommandLine
+from tests.models.tiny_models import make_tiny_model
+
+
+def made(command_line: CommandLine, *arguments: object) -> dict[str, Any]:
+    ended = command_line("compress", *arguments, "--json")
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found
+
+
+def test_tables(command_line: CommandLine) -> None:
+    ended = command_line("compress", "llama-3.1-8b", "--context", "32K", "--memory", "24GiB", "--requests", "4")
+    assert ended.code == 0, ended.err
+    assert "llama-3.1-8b: GQA, 32,768 tokens a request" in ended.out
+    for title in ("Fewer heads", "Fewer bits", "Fewer tokens", "Together", "Recommended, for 4 at once"):
+        assert f"\n{title}" in ended.out
+    assert "  agents: --kv-cache-dtype int8: 2.031 GiB a request, 4 fit" in ended.out
+    assert "Measured for this model: nothing" in ended.out
+
+
+def test_json(command_line: CommandLine) -> None:
+    found = made(command_line, "smollm2", "--context", "8192", "--memory", "1GiB", "--scenario", "chat")
+    assert (found["context"], found["kv_cache_dtype"], found["block_size"]) == (8192, "bf16", 16)
+    assert found["rows"][0]["kv_bytes"] == 8192 * 23_040
+    assert [one["scenario"] for one in found["recommendations"]] == ["chat"]
+    assert {one["kind"] for one in found["evidence"]} == {"stored", "published"}
+    assert made(command_line, "smollm2", "--context", "8k", "--memory", "1GiB", "--scenario", "chat") == found
+
+
+def test_a_device_and_the_bytes_of_a_cache(command_line: CommandLine) -> None:
+    device = made(command_line, "llama-3.1-8b", "--context", "4K", "--hardware", "H100")
+    assert device["kv_budget_bytes"] == int(80 * 10**9 * 0.95) - device["weights_bytes"]
+    cache = made(command_line, "llama-3.1-8b", "--context", "4K", "--kv-cache-memory", "1GiB")
+    assert cache["kv_budget_bytes"] == 2**30
+    assert cache["rows"][0]["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nosuch", "--context", "1K", "--memory", "1GiB"), 1, "'nosuch' is no directory"),
+        (("smollm2", "--context", "0", "--memory", "1GiB"), 2, "'0' is no number of tokens from 1"),
+        (("smollm2", "--context", "a lot", "--memory", "1GiB"), 2, "write 32K"),
+        (("smollm2", "--context", "1K", "--memory", "10MiB"), 1, "leaves nothing of 10485760 bytes"),
+        (("smollm2", "--context", "8K", "--kv-cache-memory", "4096"), 1, "no way to keep 8192 tokens fits"),
+        (("smollm2", "--context", "1K"), 2, "nothing says how much memory there is"),
+        (("smollm2", "--memory", "1GiB", "--hardware", "H100"), 2, "in different ways"),
+        (("smollm2", "--memory", "1GiB", "--scenario", "poetry"), 2, "poetry"),
+        (("smollm2", "--memory", "1GiB", "--requests", "0"), 2, "0 is not in the range"),
+        (("smollm2", "--memory", "1GiB", "--text", __file__), 2, "--text is what --measure reads"),
+        (("smollm2", "--memory", "1GiB", "--kv-cache-dtype", "int3"), 1, "int3"),
+    ],
+)
+def test_what_cannot_be_is_told(arguments: tuple[str, ...], code: int, words: str, command_line: CommandLine) -> None:
+    ended = command_line("compress", *arguments)
+    assert (ended.code, ended.out) == (code, "")
+    assert words in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_measure(tiny_model: Path, tmp_path: Path, command_line: CommandLine) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    arguments = (tiny_model, "--context", "64", "--kv-cache-memory", "1MiB", "--measure", "--text", text)
+    found = made(command_line, *arguments, "--text-tokens", "40")
+    by_name = {one["kv_format"]: one for one in found["measured"]}
+    assert set(by_name) | {"f32"} >= set(FORMAT_BYTES) - {"k8v4", "int4"}
+    assert 0 <= by_name["f16"]["kl_mean"] < by_name["fp8_e5m2"]["kl_mean"]
+    assert by_name["bf16"]["source"] == "measured now"
+    assert any("40 tokens as one request, weights in f32" in note for note in found["notes"])
+    row = next(one for one in found["rows"] if one["ways"] == ["bits"] and one["kv_cache_dtype"] == "int8")
+    assert row["kl_mean"] == by_name["int8"]["kl_mean"]
+
+
+def test_fewer_heads_and_tokens_are_measured_as_well(
+    tiny_model: Path, tmp_path: Path, command_line: CommandLine
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"The quick brown fox number {at} jumps over the lazy dog. " for at in range(60)))
+    arguments = (tiny_model, "--context", "512", "--kv-cache-memory", "1MiB", "--measure", "--text", text)
+    found = made(command_line, *arguments, "--text-tokens", "400")
+    by_key = {(one["heads"], one["kv_cache_dtype"], one["tokens"]): one for one in found["likelihoods"]}
+    own = found["kv_cache_dtype"]
+    policy = next(one["tokens"] for one in found["rows"] if (one["kv_policy"] or "").startswith("streaming"))
+    assert {("MQA", own, "all"), ("as trained", own, policy), ("as trained", "int8", policy)} <= set(by_key)
+    assert all(one["num_tokens"] == 399 for one in by_key.values())
+    whole, dropped = by_key["as trained", own, "all"], by_key["as trained", own, policy]
+    assert whole["nats_per_token"] == whole["nats_before"] == dropped["nats_before"] != dropped["nats_per_token"]
+    row = next(one for one in found["rows"] if one["ways"] == ["tokens"] and one["tokens"] == policy)
+    assert row["nats_per_token"] == dropped["nats_per_token"]
+    short = made(command_line, *arguments, "--text-tokens", "100")
+    assert [one["tokens"] for one in short["likelihoods"]] == ["all"]
+    assert any("policies keep 256 tokens and more" in note for note in short["notes"])
+    ended = command_line("compress", *arguments, "--text-tokens", "300")
+    assert "How well this model predicts 299 tokens" in ended.out
+
+
+def test_measure_needs_a_text_that_can_be_read(tiny_model: Path, tmp_path: Path, command_line: CommandLine) -> None:
+    short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
+    short.write_text("")
+    binary.write_bytes(b"\xff\xfe\x00\xd8")
+    for file, words in ((short, "the text has 0 tokens"), (binary, "is no text in UTF-8")):
+        ended = command_line("compress", tiny_model, "--kv-cache-memory", "1MiB", "--measure", "--text", file)
+        assert (ended.code, ended.out) == (1, "")
+        assert words in ended.err
+
+
+def test_the_newest_certificate_counts(tmp_path: Path, command_line: CommandLine) -> None:
+    tiny_model = make_tiny_model(tmp_path / "model")
+    row = {"format": "int8", "kl_mean": 0.001, "kl_p99": 0.01, "top1": 0.99, "certified": True}
+    for name, created, certified in (("1", "2026-01-01", True), ("2", "2026-02-02", False)):
+        report = {"created": created, "rows": [{**row, "certified": certified}]}
+        (tiny_model / f"kv-certificate.{name}.json").write_text(json.dumps(report))
+    (tiny_model / "kv-certificate.3.json").write_text("{broken")
+    found = made(command_line, tiny_model, "--context", "64", "--kv-cache-memory", "1MiB")
+    (measured,) = found["measured"]
+    assert (measured["source"], measured["is_good"]) == ("certificate kv-certificate.2.json", False)
