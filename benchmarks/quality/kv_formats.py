@@ -3,7 +3,8 @@
     python benchmarks/quality/kv_formats.py MODEL --text NAME=FILE... [--task NAME=FILE...] --out PATH
         [--tokens 20000] [--weights-dtype f32] [--max-model-len 8192] [--prompts 12] [--records 20] [--formats NAMES]
 
-A text is measured as `octavo certify` does it: every path, the whole vocabulary. fp8 is measured with scales by head
+A text is measured over the whole vocabulary, in pieces of 512 tokens, and once more on every path of `octavo certify`,
+over as many tokens as --max-model-len says (0: not at all). fp8 is measured with scales by head
 and by channel, calibrated on what follows in the text, and with the scale 1. A task is a file of prompts, one JSON
 object a line: those of LongEval (`prompt`, `expected_number`) and of key-value retrieval (`ordered_kv_records`, `key`,
 `value`; `--records` of them, so that small models have a chance). An answer counts if every token of it is the most
@@ -20,7 +21,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -29,9 +29,10 @@ from typing import Any
 import numpy as np
 
 from octavo.certify.calibration import CalibrationAsk, calibrate
-from octavo.certify.divergence import Expected
+from octavo.certify.divergence import Distance, Expected, Tally
 from octavo.certify.measure import measure
-from octavo.certify.paths import paths_of
+from octavo.certify.one_text import OneText
+from octavo.certify.paths import PIECE_TOKENS, paths_of
 from octavo.certify.probe import Probe
 from octavo.certify.setting import REFERENCE, Setting
 from octavo.core.config import SchedulerConfig
@@ -43,6 +44,7 @@ from octavo.kernels.native import NativeOps
 from octavo.models.loader import CausalLM, load_model, open_model
 
 CALIBRATION_TOKENS = 4096
+PIECES_A_REPORT = 2
 Named = list[tuple[str, Setting]]
 
 
@@ -64,24 +66,43 @@ def settings_of(model: CausalLM, formats: Sequence[str], schemes: str, calibrati
     return found
 
 
-def rows_of_text(model: CausalLM, ops: NativeOps, named: Named, ids: Sequence[int], longest: int) -> list[Any]:
-    paths = paths_of(ids, min(longest, len(ids) + 1), model.config.vocab_size)
+def rows_of_paths(model: CausalLM, ops: NativeOps, named: Named, ids: Sequence[int], longest: int) -> list[Any]:
+    """Every path, over as much of the text as the longest one takes: law 1 for each format, and long texts."""
+    most = min(longest, len(ids) + 1)
+    paths = paths_of(ids[: most - 1], most, model.config.vocab_size)
     rows = []
     for (name, setting), results in zip(named, measure(model, ops, [one for _, one in named], paths), strict=True):
-        row: dict[str, Any] = {"format": name, "bytes_per_token": setting.bytes_per_token}
-        for path, result in results.items():
-            one = result.distance
-            row[path] = {
-                "tokens": one.num_tokens,
-                "kl_mean": round(one.kl_mean, 6),
-                "kl_p99": round(one.kl_p99, 6),
-                "top1": round(one.top1, 5),
-                "perplexity": round(one.perplexity, 4),
-                "same_bits_as_cold": result.is_same,
-            }
-        rows.append(row)
-        print(f"  {name:36s} KL {row['cold']['kl_mean']:.5f} top-1 {row['cold']['top1']:.2%}", flush=True)
+        found = {path: {**as_json(one.distance), "same_bits_as_cold": one.is_same} for path, one in results.items()}
+        rows.append({"format": name, "bytes_per_token": setting.bytes_per_token, "paths": found})
     return rows
+
+
+def as_json(distance: Distance) -> dict[str, Any]:
+    return {
+        "tokens": distance.num_tokens,
+        "kl_mean": round(distance.kl_mean, 6),
+        "kl_p99": round(distance.kl_p99, 6),
+        "top1": round(distance.top1, 5),
+        "perplexity": round(distance.perplexity, 4),
+    }
+
+
+def rows_of_text(model: CausalLM, named: Named, ids: Sequence[int]) -> Iterator[list[Any]]:
+    """In pieces of PIECE_TOKENS, each from an empty cache; the rows so far after each few pieces, and at the end."""
+    runs = [OneText(model, setting.spec.groups, PIECE_TOKENS, setting.scales) for _, setting in named]
+    tallies = [Tally() for _ in named]
+    starts = range(0, len(ids), PIECE_TOKENS)
+    for number, start in enumerate(starts, 1):
+        piece = ids[start : start + PIECE_TOKENS]
+        logits = runs[0].run(piece)
+        expected = Expected.of(logits.copy())
+        tallies[0].add(logits, expected, piece[1:])
+        for run, tally in zip(runs[1:], tallies[1:], strict=True):
+            tally.add(run.run(piece), expected, piece[1:])
+        if number % PIECES_A_REPORT == 0 or number == len(starts):
+            yield [
+                {"format": name, **as_json(tally.distance())} for (name, _), tally in zip(named, tallies, strict=True)
+            ]
 
 
 def prompts_of(path: Path, count: int, num_records: int) -> Iterator[tuple[str, str]]:
@@ -182,12 +203,15 @@ def main() -> None:
         ids, calibration = every[: args.tokens], every[args.tokens :][:CALIBRATION_TOKENS]
         named = settings_of(model, args.formats.split(","), args.schemes, calibration or ids)
         print(f"{name}, {len(ids)} tokens", flush=True)
-        started = time.perf_counter()
-        rows = rows_of_text(model, ops, named, ids, longest)
-        seconds = round(time.perf_counter() - started, 1)
-        digest = text_digest(ids)
-        report["texts"].append({"text": name, "tokens": len(ids), "digest": digest, "seconds": seconds, "rows": rows})
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        entry = {"text": name, "digest": text_digest(ids), "paths": [], "rows": []}
+        report["texts"].append(entry)
+        if args.max_model_len:
+            entry["paths"] = rows_of_paths(model, ops, named, ids, longest)
+        for rows in rows_of_text(model, named, ids):
+            entry["rows"] = rows
+            args.out.write_text(json.dumps(report, indent=1) + "\n")
+        for row in entry["rows"]:
+            print(f"  {row['format']:36s} KL {row['kl_mean']:.5f} top-1 {row['top1']:.2%}", flush=True)
     for one in args.task:
         name, _, path = one.partition("=")
         print(name, flush=True)
