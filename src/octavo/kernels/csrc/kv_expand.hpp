@@ -123,39 +123,63 @@ OCTAVO_INLINE void expand_scales(const uint8_t* bits, float* out) { store(out, w
 
 alignas(64) static const float kCodesOf4[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Sixteen words, of which bits `shift` to `shift` + 3 and 8 bits further up are codes: the numbers that `values` (16 for
-// the first, 16 for the second) has for them.
-OCTAVO_INLINE void look_up_pairs(const uint8_t* words, int shift, const uint16_t* values, uint8_t* to) {
-#if defined(__AVX512BW__)
-  const __m512i code = _mm512_maskz_srl_epi32(0xffff, _mm512_loadu_si512(words), _mm_cvtsi32_si128(shift));
-  const __m512i even = _mm512_and_si512(code, _mm512_set1_epi32(0xf));
-  const __m512i odd = _mm512_maskz_slli_epi32(0xffff, _mm512_and_si512(code, _mm512_set1_epi32(0xf00)), 8);
-  const __m512i index = _mm512_or_si512(_mm512_or_si512(even, odd), _mm512_set1_epi32(0x100000));
-  _mm512_storeu_si512(to, _mm512_maskz_permutexvar_epi16(0xffffffffu, index, _mm512_loadu_si512(values)));
+// The bf16 numbers of two codes of 4 bits that lie beside each other: 16 for the first, 16 for the second. (Where bf16 pairs
+// are multiplied, numbers too small to be normal are 0, here as there.)
+struct PairTable {
+#if OCTAVO_HAS_DPBF16
+  __m512i values;
+  PairTable(F16 first, F16 second) : values((__m512i)_mm512_cvtne2ps_pbh(second.v, first.v)) {}
+  __m512i all() const { return values; }
 #else
-  uint16_t* bits = reinterpret_cast<uint16_t*>(to);
-  for (int i = 0; i < 16; i++) {
-    uint32_t word;
-    std::memcpy(&word, words + 4 * i, 4);
-    bits[2 * i] = values[word >> shift & 15];
-    bits[2 * i + 1] = values[16 + (word >> (shift + 8) & 15)];
+  alignas(64) uint16_t values[32];
+  PairTable(F16 first, F16 second) {
+    store_bf16(values, first);
+    store_bf16(values + 16, second);
   }
+#if defined(__AVX512BW__)
+  __m512i all() const { return _mm512_load_si512(values); }
 #endif
+#endif
+
+  // of sixteen words, in which bits `shift` to `shift` + 3 and 8 bits further up are codes
+  OCTAVO_INLINE void look_up(const PairTable& table, const uint8_t* words, int shift, uint8_t* to) {
+#if defined(__AVX512BW__)
+    const __m512i code = _mm512_maskz_srl_epi32(0xffff, _mm512_loadu_si512(words), _mm_cvtsi32_si128(shift));
+    const __m512i even = _mm512_and_si512(code, _mm512_set1_epi32(0xf));
+    const __m512i odd = _mm512_maskz_slli_epi32(0xffff, _mm512_and_si512(code, _mm512_set1_epi32(0xf00)), 8);
+    const __m512i index = _mm512_or_si512(_mm512_or_si512(even, odd), _mm512_set1_epi32(0x100000));
+    _mm512_storeu_si512(to, _mm512_maskz_permutexvar_epi16(0xffffffffu, index, table.all()));
+#else
+    uint16_t* bits = reinterpret_cast<uint16_t*>(to);
+    for (int i = 0; i < 16; i++) {
+      uint32_t word;
+      std::memcpy(&word, words + 4 * i, 4);
+      bits[2 * i] = table.values[word >> shift & 15];
+      bits[2 * i + 1] = table.values[16 + (word >> (shift + 8) & 15)];
+    }
+#endif
+  }
+};
+
+// The table of codes whose scales and minima are those of places i and i + 1. The product is exact.
+OCTAVO_INLINE PairTable pair_table(const float* scales, const float* minima, int i) {
+  const F16 codes = load(kCodesOf4);
+  return PairTable(fma(codes, set1(scales[i]), set1(minima[i])), fma(codes, set1(scales[i + 1]), set1(minima[i + 1])));
 }
 
 // K tile of 4-bit codes [head_dim / 8][16][4], scales, minima -> [head_dim / 2][16][2]
 static inline void expand_k4(const uint8_t* tile, int head_dim, const uint8_t* next, uint8_t* out) {
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(tile + head_dim * 8);
+  alignas(64) float scales[kMaxHeadDim], minima[kMaxHeadDim];
+  for (int d = 0; d < head_dim; d += 16) {
+    expand_scales(tile + head_dim * 8 + d * 2, scales + d);
+    expand_scales(tile + head_dim * 10 + d * 2, minima + d);
+  }
   for (int octet = 0; octet < head_dim / 8; octet++) {
     if (next) prefetch_line(next, octet);
     if (next && octet % 2) prefetch_line(next, head_dim / 8 + octet / 2);
-    alignas(64) uint16_t values[8][16];  // of each channel and code
-    for (int i = 0; i < 8; i++) {
-      const F16 scale = set1(from_bf16(scales[octet * 8 + i])), minimum = set1(from_bf16(scales[head_dim + octet * 8 + i]));
-      store_bf16(values[i], fma(load(kCodesOf4), scale, minimum));  // the product is exact
-    }
     for (int pair = 0; pair < 4; pair++)
-      look_up_pairs(tile + octet * 64, 16 * (pair % 2) + 4 * (pair / 2), values[2 * pair], out + (octet * 4 + pair) * 64);
+      PairTable::look_up(pair_table(scales, minima, octet * 8 + 2 * pair), tile + octet * 64, 16 * (pair % 2) + 4 * (pair / 2),
+                         out + (octet * 4 + pair) * 64);
   }
 }
 
@@ -164,18 +188,13 @@ static inline void expand_v4(const uint8_t* tile, int head_dim, const uint8_t* n
   alignas(64) float scales[kTileTokens], minima[kTileTokens];
   expand_scales(tile + head_dim * 8, scales);
   expand_scales(tile + head_dim * 8 + 2 * kTileTokens, minima);
-  alignas(64) uint16_t values[kTileTokens][16];  // of each token and code
-  for (int token = 0; token < kTileTokens; token++)  // the product is exact
-    store_bf16(values[token], fma(load(kCodesOf4), set1(scales[token]), set1(minima[token])));
-  for (int quad = 0; quad < 4; quad++) {
+  for (int pair = 0; pair < kTileTokens / 2; pair++) {
+    const PairTable table = pair_table(scales, minima, 2 * pair);
     for (int d = 0; d < head_dim; d += 32) {
-      const uint8_t* from = tile + quad * head_dim * 2 + d * 2;
-      if (next) prefetch_line(next, (quad * head_dim * 2 + d * 2) / 64);
-      for (int pair = 0; pair < 2; pair++) {
-        uint8_t* to = out + (static_cast<size_t>(quad * 2 + pair) * head_dim + d) * 4;
-        const int token = quad * 4 + pair * 2;
-        for (int half = 0; half < 2; half++) look_up_pairs(from, 16 * pair + 4 * half, values[token], to + half * 64);
-      }
+      const int at = pair / 2 * head_dim * 2 + d * 2;
+      if (next && pair % 2 == 0) prefetch_line(next, at / 64);
+      uint8_t* to = out + (static_cast<size_t>(pair) * head_dim + d) * 4;
+      for (int half = 0; half < 2; half++) PairTable::look_up(table, tile + at, 16 * (pair % 2) + 4 * half, to + half * 64);
     }
   }
 }
