@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from octavo.core.kv_bytes import FORMAT_BYTES
+from octavo.executor.certificate import FILE_KIND, write_certificate
+from octavo.models.loader import open_model
 from tests.cli.conftest import CommandLine
 from tests.models.tiny_models import make_tiny_model
 
@@ -117,13 +119,25 @@ def test_measure_needs_a_text_that_can_be_read(tiny_model: Path, tmp_path: Path,
         assert words in ended.err
 
 
-def test_the_newest_certificate_counts(tmp_path: Path, command_line: CommandLine) -> None:
-    tiny_model = make_tiny_model(tmp_path / "model")
-    row = {"format": "int8", "kl_mean": 0.001, "kl_p99": 0.01, "top1": 0.99, "certified": True}
-    for name, created, certified in (("1", "2026-01-01", True), ("2", "2026-02-02", False)):
-        report = {"created": created, "rows": [{**row, "certified": certified}]}
-        (tiny_model / f"kv-certificate.{name}.json").write_text(json.dumps(report))
-    (tiny_model / "kv-certificate.3.json").write_text("{broken")
-    found = made(command_line, tiny_model, "--context", "64", "--kv-cache-memory", "1MiB")
+def write_one(model: Path, name: str, created: str, digest: str, *, is_certified: bool) -> None:
+    row = {"format": "int8", "kl_mean": 0.001, "kl_p99": 0.01, "top1": 0.99, "certified": is_certified}
+    about = {"weights_dtype": "f32", "max_model_len": 64, "text_digest": "", "max_kl": 0.02, "min_top1": 0.97}
+    report = {"kind": FILE_KIND, "model_digest": digest, "created": created, "setting": None, "rows": [row], **about}
+    write_certificate(model / f"kv-certificate.{name}.json", report)
+
+
+def test_the_newest_certificate_of_the_model_counts(tmp_path: Path, command_line: CommandLine) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    digest = open_model(model).digest
+    write_one(model, "1", "2026-01-01", digest, is_certified=True)
+    write_one(model, "2", "2026-02-02", digest, is_certified=False)
+    write_one(model, "3", "2026-03-03", "f" * 64, is_certified=True)
+    (model / "kv-certificate.4.json").write_text("{broken")
+    found = made(command_line, model, "--context", "64", "--kv-cache-memory", "1MiB")
     (measured,) = found["measured"]
     assert (measured["source"], measured["is_good"]) == ("certificate kv-certificate.2.json", False)
+    for words in (
+        "kv-certificate.3.json is of another model (digest ffffffffffff)",
+        "kv-certificate.4.json is damaged",
+    ):
+        assert any(words in note for note in found["notes"])

@@ -54,7 +54,7 @@ def large(*values: object) -> ParameterSet:
         ("deepseek_v2", "int8"),
         *[large("gemma3", kv_format) for kv_format in ("f16", "fp8_e4m3", "fp8_e5m2", "int8", "k8v4")],
         *[large("gpt_oss", kv_format) for kv_format in ("f16", "fp8_e4m3", "int8", "k8v4", "int4")],
-        *[large("deepseek_v2", kv_format) for kv_format in ("f16", "fp8_e4m3", "fp8_e5m2", "k8v4")],
+        *[large("deepseek_v2", kv_format) for kv_format in ("f16", "fp8_e4m3", "fp8_e5m2")],
         *[large("deepseek_v3", kv_format) for kv_format in ("f16", "fp8_e4m3", "int8")],
     ],
 )

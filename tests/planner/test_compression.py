@@ -196,10 +196,16 @@ def test_stored_measures_are_those_of_the_benchmarks() -> None:
     dropped = {one["kv_policy"]: one for one in json.loads((RESULTS / "dropped_tokens.json").read_text())["rows"]}
     policy, whole = dropped["streaming:4,512,128"], dropped["all"]
     assert stored[2].result == f"{policy['perplexity']}; {whole['perplexity']} with all tokens"
-    book = {one["kv_format"]: one for one in json.loads((RESULTS / "compress_smollm2.json").read_text())["measured"]}
-    for one in stored[3:]:
-        row = book[one.what]
+    book = json.loads((RESULTS / "compress_smollm2.json").read_text())
+    formats = {one["kv_format"]: one for one in book["measured"]}
+    for one in stored[3:-1]:
+        row = formats[one.what]
         assert one.result == f"{row['kl_mean']:.5f} nats, same best token {row['top1']:.2%}"
+    likely = {
+        one["tokens"]: one for one in book["likelihoods"] if one["kv_cache_dtype"] == "bf16" and one["heads"] != "MQA"
+    }
+    shown = [f"{likely[name]['perplexity']:.2f}" for name in ("h2o:224,112,32", "all", "streaming:4,208,32")]
+    assert stored[-1].result == "{}; {} with all tokens, {} with streaming and as many kept".format(*shown)
     assert not [one for one in known_evidence("llama-3.1-8b") if one.kind == "stored"]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.flags import bytes_option
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
 
 if TYPE_CHECKING:
     from octavo.cli.compress_measure import Measures
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 SCENARIOS = ("chat", "document", "agents")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _MAX_CONTEXT = 1 << 30
-_CERTIFICATE = "kv-certificate."
 
 
 def parse_tokens(text: str) -> int:
@@ -78,7 +77,7 @@ def compress(model: str, as_json: bool, **values: Any) -> None:
         raise click.UsageError("--text is what --measure reads; give both")
     comparison = compare(open_geometry(model), request_of(values))
     measures = measures_of(model, comparison, values)
-    measured = measures.formats if measures is not None else certified(model)
+    measured, notes = certified(model) if measures is None else (measures.formats, measures.notes)
     wanted = values["requests"]
     found = Compression(
         comparison,
@@ -87,7 +86,7 @@ def compress(model: str, as_json: bool, **values: Any) -> None:
         measured,
         wanted,
         () if measures is None else tuple(measures.likelihoods),
-        (*comparison.plan.notes, *(() if measures is None else measures.notes)),
+        (*comparison.plan.notes, *notes),
     )
     click.echo(json.dumps(compression_json(found), indent=2) if as_json else compression_text(found))
 
@@ -129,39 +128,44 @@ def measures_of(model: str, comparison: Comparison, values: dict[str, Any]) -> M
     return measure(resolve_model(model), comparison, text, values["text_tokens"])
 
 
-def certified(model: str) -> tuple[Measured, ...]:
-    """What the newest certificate beside the model's files, or in the cache directory, says of each format."""
+def certified(model: str) -> tuple[tuple[Measured, ...], list[str]]:
+    """What the newest certificate of the model's files says of each format; and which were passed over, and why."""
+    from octavo.cli.model_cache import cache_dir
+    from octavo.executor.certificate import found_files, read_certificate
+    from octavo.models.loader import open_model
     from octavo.planner.compression_quality import of_certificate
 
-    newest: tuple[str, tuple[Measured, ...]] = ("", ())
-    for path in _certificates(model):
+    path = _local(model)
+    files = [] if path is None else found_files(path, cache_dir())
+    if path is None or not files:
+        return (), []
+    notes, found = [], []
+    try:
+        digest = open_model(path).digest
+    except OctavoError as error:
+        return (), [f"certificates were passed over, as the model cannot be opened: {error}"]
+    for file in files:
         try:
-            report = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            certificate = read_certificate(file)
+        except ConfigError as error:
+            notes.append(f"passed over: {error}")
             continue
-        rows = of_certificate(report, path.name)
-        created = str(report.get("created", "")) if rows else ""
-        if rows and created >= newest[0]:
-            newest = (created, rows)
-    return newest[1]
+        if certificate.model_digest == digest:
+            found.append(certificate)
+        else:
+            notes.append(f"the certificate {file} is of another model (digest {certificate.model_digest[:12]})")
+    if not found:
+        return (), notes
+    newest = max(found, key=lambda one: one.created).path
+    return of_certificate(json.loads(newest.read_bytes()), newest.name), notes
 
 
-def _certificates(model: str) -> list[Path]:
-    """Of a model whose files are here, as `octavo certify` names them."""
+def _local(model: str) -> Path | None:
+    """The files of a model that is here."""
     from octavo.cli.model_cache import cache_dir
     from octavo.models.hub import list_models
 
     path = Path(model).expanduser()
-    if not path.exists():
-        entries = {one.name: one.path for one in list_models(cache_dir())}
-        found = entries.get(model) or entries.get(model.lower())
-        if found is None:
-            return []
-        path = found
-    folder, start = (path, "") if path.is_dir() else (path.parent, f"{path.name}.")
-    places = ((folder, start), (cache_dir() / "certificates" / path.name, ""))
-    return [one for place, start in places if place.is_dir() for one in sorted(place.iterdir()) if is_one(one, start)]
-
-
-def is_one(path: Path, start: str) -> bool:
-    return path.name.startswith(start + _CERTIFICATE) and path.suffix == ".json"
+    if path.exists():
+        return path if path.suffix != ".json" else path.parent
+    return {one.name: one.path for one in list_models(cache_dir())}.get(model)

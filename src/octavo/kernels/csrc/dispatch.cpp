@@ -1,5 +1,10 @@
 #include "dispatch.hpp"
 
+#if defined(OCTAVO_ARM) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace octavo {
 
 #define OCTAVO_DECLARE(isa) \
@@ -11,25 +16,40 @@ OCTAVO_DECLARE(portable)
 OCTAVO_DECLARE(avx2)
 OCTAVO_DECLARE(avx512)
 OCTAVO_DECLARE(avx512_bf16)
+#endif
 
-// VNNI is of use to linear layers alone: all else is avx512's, and compiled once.
-namespace avx512_vnni {
-size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows);
-void linear(ThreadPool& pool, const LinearArgs& args);
-bool linear_gates(const LinearWeights& weights, int num_rows);
+// Sums of products of four bytes are of use to linear layers alone: all else is another level's, and compiled once.
+#define OCTAVO_LINEAR_LEVEL(isa, rest)                                     \
+  namespace isa {                                                          \
+  size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows); \
+  void linear(ThreadPool& pool, const LinearArgs& args);                   \
+  bool linear_gates(const LinearWeights& weights, int num_rows);           \
+  static const KernelTable& table() {                                      \
+    static const KernelTable made = [] {                                   \
+      KernelTable table = rest::kTable;                                    \
+      table.name = #isa;                                                   \
+      table.linear_scratch_bytes = linear_scratch_bytes;                   \
+      table.linear = linear;                                               \
+      table.linear_gates = linear_gates;                                   \
+      return table;                                                        \
+    }();                                                                   \
+    return made;                                                           \
+  }                                                                        \
+  }
+#if defined(OCTAVO_X86)
+OCTAVO_LINEAR_LEVEL(avx512_vnni, avx512)
+#elif defined(OCTAVO_ARM)
+OCTAVO_LINEAR_LEVEL(neon_dot, portable)
 
-static const KernelTable& table() {
-  static const KernelTable made = [] {
-    KernelTable table = avx512::kTable;
-    table.name = "avx512_vnni";
-    table.linear_scratch_bytes = linear_scratch_bytes;
-    table.linear = linear;
-    table.linear_gates = linear_gates;
-    return table;
-  }();
-  return made;
+static bool has_dot_products() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#elif defined(__APPLE__)
+  return true;  // in every processor of theirs that runs macOS
+#else
+  return false;
+#endif
 }
-}  // namespace avx512_vnni
 #endif
 
 std::vector<const KernelTable*> supported_tables() {
@@ -46,6 +66,8 @@ std::vector<const KernelTable*> supported_tables() {
   if (vnni) tables.push_back(&avx512_vnni::table());
   if (avx512) tables.push_back(&avx512::kTable);
   if (fma) tables.push_back(&avx2::kTable);
+#elif defined(OCTAVO_ARM)
+  if (has_dot_products()) tables.push_back(&neon_dot::table());
 #endif
   tables.push_back(&portable::kTable);
   return tables;

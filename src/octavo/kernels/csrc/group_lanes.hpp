@@ -116,6 +116,25 @@ OCTAVO_INLINE F16 load_f16(const uint8_t* p) {
   }
   return load(out);
 }
+#if defined(__ARM_NEON) && defined(__aarch64__)
+// Codes as signed bytes: those of 4 bits are small, those of int8 have their highest bit turned.
+constexpr bool kSignedBytes = true;
+template <WeightsDtype kDtype>
+OCTAVO_INLINE I16 add_products(I16 sum, Codes codes, int32_t four) {
+  const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  for (int i = 0; i < 4; i++) {
+    int8x16_t c = vreinterpretq_s8_s32((int32x4_t)codes.v[i]);
+    if (kDtype == WeightsDtype::int8) c = veorq_s8(c, vdupq_n_s8(-128));
+#if defined(__ARM_FEATURE_DOTPROD)
+    sum.v[i] = (I4_)vdotq_s32((int32x4_t)sum.v[i], c, x);
+#else
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(c), vget_low_s8(x))), high = vpaddlq_s16(vmull_high_s8(c, x));
+    sum.v[i] = (I4_)vaddq_s32((int32x4_t)sum.v[i], vpaddq_s32(low, high));
+#endif
+  }
+  return sum;
+}
+#else
 constexpr bool kSignedBytes = false;
 template <WeightsDtype kDtype>
 OCTAVO_INLINE I16 add_products(I16 sum, Codes codes, int32_t four) {
@@ -125,6 +144,7 @@ OCTAVO_INLINE I16 add_products(I16 sum, Codes codes, int32_t four) {
   }
   return sum;
 }
+#endif
 #undef OCTAVO_EACH_INT
 #endif
 

@@ -13,7 +13,7 @@ namespace OCTAVO_ISA {
 #if defined(__AVX512F__)
 constexpr int kMaxGroupedRows = 6;
 constexpr int max_grouped_panels(int rows) { return rows <= 3 ? 4 : 2; }
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 constexpr int kMaxGroupedRows = 4;
 constexpr int max_grouped_panels(int rows) { return rows == 1 ? 2 : 1; }
 #else

@@ -1,8 +1,8 @@
 // Rows through a matrix, or through a gated MLP, with their norm: which thread does what, and in what memory.
 //
-// Many rows are shared out to the threads in blocks, each of which goes through everything on one thread: no thread waits for
-// another between two steps, and what lies between them stays in the second-level cache. Of few rows, the threads share
-// out the weights instead. Rows are computed alone, so neither changes a bit.
+// Rows are shared out to the threads in blocks, each of which goes through everything on one thread: no thread waits for
+// another between two steps, and what lies between them stays in the second-level cache. Where they are few, the threads
+// share out the weights instead. Rows are computed alone, so neither changes a bit.
 #pragma once
 #include <vector>
 
@@ -25,20 +25,28 @@ class RowRunner {
   explicit RowRunner(ThreadPool& pool) : pool_(pool), spaces_(static_cast<size_t>(pool.num_threads())) {}
 
   void run(const KernelTable& table, const RowWork& work) {
-    if (pool_.num_threads() == 1 || work.num_rows < kRowsToShare) {
+    if (!are_shared(work.num_rows)) {
       const int step = work.second ? kBlockRows : work.num_rows;
       reserve(table, spaces_[0], work, least(step, work.num_rows));
       for (int first = 0; first < work.num_rows; first += step)
         run_block(table, pool_, spaces_[0], work, first, least(step, work.num_rows - first));
       return;
     }
-    for (Space& space : spaces_) reserve(table, space, work, kBlockRows);
-    Shared shared{this, &table, &work};
-    pool_.run((work.num_rows + kBlockRows - 1) / kBlockRows, run_piece, &shared);
+    const int even = (work.num_rows + pool_.num_threads() - 1) / pool_.num_threads();
+    Shared shared{this, &table, &work, least(kBlockRows, even)};
+    for (Space& space : spaces_) reserve(table, space, work, shared.block_rows);
+    pool_.run((work.num_rows + shared.block_rows - 1) / shared.block_rows, run_piece, &shared);
   }
 
  private:
-  static constexpr int kBlockRows = 64, kRowsToShare = 2 * kBlockRows;
+  static constexpr int kBlockRows = 64;
+  // Every thread reads all weights for its rows: with so many for each, times the number of threads, arithmetic takes longer.
+  static constexpr int kRowsPerThread = 4;
+
+  bool are_shared(int num_rows) const {
+    const int threads = pool_.num_threads();
+    return threads > 1 && num_rows >= kRowsPerThread * threads * threads;
+  }
 
   struct Space {  // one thread's memory
     Buffer scratch, normed, wide, inner;
@@ -47,13 +55,14 @@ class RowRunner {
     RowRunner* runner;
     const KernelTable* table;
     const RowWork* work;
+    int block_rows;
   };
 
   static int least(int a, int b) { return a < b ? a : b; }
 
   static void run_piece(void* context, int index, int thread) {
     const Shared& shared = *static_cast<const Shared*>(context);
-    const int first = index * kBlockRows, count = least(kBlockRows, shared.work->num_rows - first);
+    const int first = index * shared.block_rows, count = least(shared.block_rows, shared.work->num_rows - first);
     run_block(*shared.table, shared.runner->alone_, shared.runner->spaces_[static_cast<size_t>(thread)], *shared.work, first, count);
   }
 
