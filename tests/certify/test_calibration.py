@@ -98,9 +98,20 @@ def test_latents_are_refused() -> None:
 
 
 def test_what_cannot_be_had_is_refused(model: CausalLM) -> None:
-    with pytest.raises(ConfigError, match="'int8'; it must be one of fp8_e4m3, fp8_e5m2"):
-        ask("int8")
+    with pytest.raises(ConfigError, match="'k8v4'; it must be one of fp8_e4m3, fp8_e5m2, int8"):
+        ask("k8v4")
+    with pytest.raises(ConfigError, match="int8 has a scale for each head: take channel"):
+        ask("int8", "head")
     with pytest.raises(ConfigError, match="'token'; it must be one of head, channel"):
         ask(scheme="token")
     with pytest.raises(ConfigError, match="no tokens"):
         calibrate(model, [], ask())
+
+
+def test_int8_has_channels_of_k_alike_and_v_as_it_is(model: CausalLM) -> None:
+    found = calibrate(model, IDS, ask("int8"))
+    text = OneText(model, model.kv_groups("f32"), len(IDS))
+    text.run(IDS, len(IDS) - 1)
+    for index, (k_scales, v_scales) in enumerate(zip(found.k, found.v, strict=True)):
+        assert np.array_equal(k_scales, np.abs(text.read(index, len(IDS))[0]).max(axis=1))
+        assert (v_scales == 1).all()

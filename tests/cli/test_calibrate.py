@@ -83,7 +83,7 @@ def test_scales_of_another_model_and_stale_ones_are_refused(
 
 def test_wrong_asks(command_line: CommandLine, model: Path, text: Path, tmp_path: Path) -> None:
     assert command_line("calibrate", model).code == 2
-    assert command_line("calibrate", model, "--threads", "1", "--text", text, "--format", "int8").code == 2
+    assert command_line("calibrate", model, "--threads", "1", "--text", text, "--format", "k8v4").code == 2
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00\x9f" * 10)
     assert "is not UTF-8 text" in command_line("calibrate", model, "--threads", "1", "--text", binary).err

@@ -60,8 +60,10 @@ def test_every_case_on_every_other_kv_format(wide: Path, kv_format: str) -> None
     cases.gauntlet(lambda **settings: Engine(model, ops, kv_format, **settings), BASE)
 
 
-@pytest.mark.parametrize("scheme", ["head", "channel"])
-@pytest.mark.parametrize("kv_format", ["fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize(
+    ("kv_format", "scheme"),
+    [("fp8_e4m3", "head"), ("fp8_e4m3", "channel"), ("fp8_e5m2", "head"), ("fp8_e5m2", "channel"), ("int8", "channel")],
+)
 def test_every_case_with_calibrated_scales(wide: Path, kv_format: str, scheme: str) -> None:
     ops = NativeOps(2)
     model = load_model(open_model(wide), ops, "int8")

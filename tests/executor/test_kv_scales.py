@@ -179,7 +179,7 @@ def test_scales_are_found_beside_the_model_or_asked_for_by_name(tmp_path: Path) 
     other = kv_setting(replace(wanted, kv_cache_scales=str(elsewhere)), model, running)
     assert other.scales is not None
     assert other.scales.digest != found.scales.digest
-    with pytest.raises(ConfigError, match="goes with fp8_e4m3 and fp8_e5m2, and the KV cache is in bf16"):
+    with pytest.raises(ConfigError, match="goes with fp8_e4m3, fp8_e5m2, int8, and the KV cache is in bf16"):
         kv_setting(ExecutorConfig(kv_cache_scales="none"), model, running)
     assert kv_setting(ExecutorConfig(), model, running) == KVSetting("bf16")
 

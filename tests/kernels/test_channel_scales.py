@@ -1,4 +1,4 @@
-"""fp8 with a scale for each channel: stored divided by it, read multiplied, law 1 as everywhere."""
+"""fp8 and int8 with a scale for each channel: stored divided by it, read multiplied, law 1 as everywhere."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.kernels.paged_case import (
 )
 from tests.kernels.test_rope_write import ROWS, pieces_in, random_qkv, rope_table
 
-FP8 = ("fp8_e4m3", "fp8_e5m2")
+FORMATS = ("fp8_e4m3", "fp8_e5m2", "int8")
 each = pytest.mark.parametrize(
-    ("instruction_set", "kv_format"), [(one, kv_format) for one in INSTRUCTION_SETS for kv_format in FP8]
+    ("instruction_set", "kv_format"), [(one, kv_format) for one in INSTRUCTION_SETS for kv_format in FORMATS]
 )
 
 

@@ -1,8 +1,10 @@
 """Scales for an 8-bit float cache, from what a model writes on a text.
 
 A scale must keep the largest number seen below the format's largest. Within that, a float of few bits is most exact
-just below a power of two, so of several scales up to twice as large the one with the least squared error is taken. It
-does not know files.
+just below a power of two, so of several scales up to twice as large the one with the least squared error is taken.
+
+int8 has a scale for each token, which a channel of K that is large in every token spoils for the others: there each
+channel of K is divided by its largest number, and V is left as it is. It does not know files.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 
 from octavo.certify.one_text import OneText
 from octavo.errors import ConfigError
-from octavo.executor.config import SCALE_SCHEMES, SCALED_FORMATS
+from octavo.executor.config import SCALABLE_FORMATS, SCALE_SCHEMES
 from octavo.executor.kv_scales import KVScales
 from octavo.executor.kv_setting import text_digest
 from octavo.kernels.ops import F32, F64
@@ -38,9 +40,18 @@ class CalibrationAsk:
     octavo_version: str
 
     def __post_init__(self) -> None:
-        for name, value, known in (("format", self.kv_format, SCALED_FORMATS), ("scheme", self.scheme, SCALE_SCHEMES)):
+        for name, value, known in (
+            ("format", self.kv_format, SCALABLE_FORMATS),
+            ("scheme", self.scheme, SCALE_SCHEMES),
+        ):
             if value not in known:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        if self.kv_format not in _FLOATS and self.scheme != "channel":
+            raise ConfigError(f"scheme is {self.scheme!r}; {self.kv_format} has a scale for each head: take channel")
+
+
+def default_scheme(kv_format: str) -> str:
+    return "head" if kv_format in _FLOATS else "channel"
 
 
 def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) -> KVScales:
@@ -53,10 +64,31 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
         )
     if not token_ids:
         raise ConfigError("the text has no tokens; give one of some thousands")
-    form, scheme = _FLOATS[ask.kv_format], ask.scheme
     size = min(len(token_ids), TEXT_TOKENS, model.config.max_position_embeddings)
     text, pieces = OneText(model, groups, size), [token_ids[i : i + size] for i in range(0, len(token_ids), size)]
-    largest = _largest_of(text, pieces, scheme)
+    largest = _largest_of(text, pieces, ask.scheme)
+    best = _of_floats(text, pieces, ask, largest) if ask.kv_format in _FLOATS else [_of_int8(k, v) for k, v in largest]
+    return KVScales(
+        kv_format=ask.kv_format,
+        scheme=ask.scheme,
+        k=tuple(k for k, _ in best),
+        v=tuple(v for _, v in best),
+        model_digest=ask.model_digest,
+        text_digest=text_digest(token_ids),
+        num_tokens=len(token_ids),
+        octavo_version=ask.octavo_version,
+    )
+
+
+def _of_int8(k_largest: F32, v_largest: F32) -> tuple[F32, F32]:
+    return np.maximum(k_largest, _LEAST), np.ones_like(v_largest)
+
+
+def _of_floats(
+    text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk, largest: list[tuple[F32, F32]]
+) -> list[tuple[F32, F32]]:
+    """Of each layer the scales with the least squared error."""
+    form, scheme = _FLOATS[ask.kv_format], ask.scheme
     least = [(_scale(k, form), _scale(v, form)) for k, v in largest]
     errors: list[tuple[F64, F64]] = []
     for count, pairs in _read(text, pieces):
@@ -66,17 +98,7 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
             for (k, v), scales in zip(pairs, least, strict=True)
         ]
         errors = found if not errors else [(a + c, b + d) for (a, b), (c, d) in zip(errors, found, strict=True)]
-    best = [(_best(k, a), _best(v, b)) for (k, v), (a, b) in zip(least, errors, strict=True)]
-    return KVScales(
-        kv_format=ask.kv_format,
-        scheme=scheme,
-        k=tuple(k for k, _ in best),
-        v=tuple(v for _, v in best),
-        model_digest=ask.model_digest,
-        text_digest=text_digest(token_ids),
-        num_tokens=len(token_ids),
-        octavo_version=ask.octavo_version,
-    )
+    return [(_best(k, a), _best(v, b)) for (k, v), (a, b) in zip(least, errors, strict=True)]
 
 
 def _read(text: OneText, pieces: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[tuple[F32, F32]]]]:

@@ -9,7 +9,7 @@ import click
 
 from octavo.cli.flags import config_from, flags_of
 from octavo.cli.model_flags import model_argument
-from octavo.executor.config import SCALE_SCHEMES, SCALED_FORMATS, ExecutorConfig
+from octavo.executor.config import SCALABLE_FORMATS, SCALE_SCHEMES, SCALED_FORMATS, ExecutorConfig
 
 _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certificate", "kv_cache_memory", "block_size")
 
@@ -27,7 +27,7 @@ _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certifi
 @click.option(
     "--format",
     "kv_format",
-    type=click.Choice(SCALED_FORMATS),
+    type=click.Choice(SCALABLE_FORMATS),
     default=SCALED_FORMATS[0],
     show_default=True,
     help="For which --kv-cache-dtype the scales are.",
@@ -35,9 +35,7 @@ _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certifi
 @click.option(
     "--scheme",
     type=click.Choice(SCALE_SCHEMES),
-    default=SCALE_SCHEMES[0],
-    show_default=True,
-    help="One scale for each KV head, or for each channel of it.",
+    help="One scale for each KV head, or for each channel of it. [default: head; of int8 channel]",
 )
 @click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Tokens of the text, at most.")
 @click.option(
@@ -48,14 +46,14 @@ _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certifi
 )
 @flags_of(ExecutorConfig, without=_NO_USE)
 def calibrate(
-    model: str, text_file: Path, kv_format: str, scheme: str, tokens: int, output: Path | None, **values: Any
+    model: str, text_file: Path, kv_format: str, scheme: str | None, tokens: int, output: Path | None, **values: Any
 ) -> None:
-    """Find scales for MODEL's K and V in fp8, on a text, and keep them beside the model.
+    """Find scales for MODEL's K and V in fp8 or int8, on a text, and keep them beside the model.
 
-    `--kv-cache-dtype fp8_e4m3` (or fp8_e5m2) then uses them. MODEL is a directory, a .gguf file, an alias such as
-    smollm2, or a hub id.
+    `--kv-cache-dtype fp8_e4m3` (or fp8_e5m2, or int8) then uses them. MODEL is a directory, a .gguf file, an alias
+    such as smollm2, or a hub id.
     """
-    from octavo.certify.calibration import CalibrationAsk
+    from octavo.certify.calibration import CalibrationAsk, default_scheme
     from octavo.certify.calibration import calibrate as find_scales
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.progress import progress_bar
@@ -74,6 +72,7 @@ def calibrate(
     with progress_bar(f"loading {model}") as progress:
         dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
         loaded = load_model(source, NativeOps(config.threads, config.instruction_set), dtype, progress)
+    scheme = scheme or default_scheme(kv_format)
     scales = find_scales(loaded, token_ids, CalibrationAsk(kv_format, scheme, source.digest, octavo_version()))
     write_scales(path, scales)
     click.echo(

@@ -16,7 +16,7 @@ from octavo.cli.flags import config_from, flags_of
 from octavo.cli.model_flags import model_argument
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
-from octavo.executor.config import SCALE_SCHEMES, SCALED_FORMATS, ExecutorConfig
+from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig
 
 if TYPE_CHECKING:
     from octavo.certify.certification import Ask
@@ -145,7 +145,7 @@ class _Opened:
                 )
         # What follows the measured text; where nothing does, the text itself.
         other = every[num_tokens:] if len(every) >= num_tokens + 256 else token_ids[:CALIBRATION_TOKENS]
-        scales = {name: self._scales(name, other) for name in values["formats"] if name in SCALED_FORMATS}
+        scales = {name: self._scales(name, other) for name in values["formats"] if name in SCALABLE_FORMATS}
         return Ask(
             token_ids=token_ids,
             encode=lambda text: self.tokenizer.encode(text, add_special_tokens=False, namespace=""),
@@ -159,7 +159,7 @@ class _Opened:
 
     def _scales(self, kv_format: str, token_ids: Sequence[int]) -> KVScales | None:
         """Those beside the model; else new ones, which are kept there. None: this model has none."""
-        from octavo.certify.calibration import CalibrationAsk, calibrate
+        from octavo.certify.calibration import CalibrationAsk, calibrate, default_scheme
         from octavo.cli.versions import octavo_version
         from octavo.executor.kv_scales import default_scales_path, read_scales, write_scales
 
@@ -168,7 +168,7 @@ class _Opened:
             return read_scales(path, kv_format, self.source.digest)
         if any(group.kind != "pair" for group in self.model.kv_groups("f32")):
             return None
-        asked = CalibrationAsk(kv_format, SCALE_SCHEMES[0], self.source.digest, octavo_version())
+        asked = CalibrationAsk(kv_format, default_scheme(kv_format), self.source.digest, octavo_version())
         scales = calibrate(self.model, token_ids, asked)
         write_scales(path, scales)
         click.echo(f"octavo: calibrated {kv_format} on {len(token_ids)} tokens; wrote {path}", err=True)

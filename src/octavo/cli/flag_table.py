@@ -111,8 +111,8 @@ FLAGS: dict[str, Flag] = {
         is_one_text=True,
     ),
     "kv_cache_scales": Flag(
-        "Calibrated scales of an fp8 cache, of `octavo calibrate`; none runs uncalibrated. [default: the file beside "
-        "the model]",
+        "Calibrated scales of an fp8 or int8 cache, of `octavo calibrate`; none runs uncalibrated. [default: the file "
+        "beside the model]",
         "FILE",
     ),
     "kv_cache_memory": Flag(

@@ -12,6 +12,7 @@ WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
 CERTIFIED = "certified"  # the smallest setting of a certificate
 KV_CACHE_DTYPES = (*FORMAT_BYTES, CERTIFIED)
 SCALED_FORMATS = ("fp8_e4m3", "fp8_e5m2")  # KV formats that want calibrated scales
+SCALABLE_FORMATS = (*SCALED_FORMATS, "int8")  # those that can have some
 SCALE_SCHEMES = ("head", "channel")  # for what there is one scale
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024

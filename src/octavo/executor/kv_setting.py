@@ -13,7 +13,7 @@ from typing import Protocol
 
 from octavo.errors import ConfigError
 from octavo.executor.certificate import MAKE_ONE, Certificate, CertifiedSetting, found_files, read_certificate
-from octavo.executor.config import CERTIFIED, SCALED_FORMATS, ExecutorConfig, resolve_kv_format
+from octavo.executor.config import CERTIFIED, SCALABLE_FORMATS, SCALED_FORMATS, ExecutorConfig, resolve_kv_format
 from octavo.executor.kv_scales import KVScales, default_scales_path, read_scales
 from octavo.executor.numerics import numerics
 from octavo.kernels.ops import Ops
@@ -201,10 +201,10 @@ def setting_numerics(ops: Ops, weights_dtype: str, setting: CertifiedSetting, mo
 
 def scales_for(kv_format: str, asked: str | None, model: Model) -> KVScales | None:
     """asked: `ExecutorConfig.kv_cache_scales`."""
-    if kv_format not in SCALED_FORMATS:
+    if kv_format not in SCALABLE_FORMATS:
         if asked is not None:
             raise ConfigError(
-                f"--kv-cache-scales {asked} goes with {' and '.join(SCALED_FORMATS)}, and the KV cache is in "
+                f"--kv-cache-scales {asked} goes with {', '.join(SCALABLE_FORMATS)}, and the KV cache is in "
                 f"{kv_format}; leave it out, or choose one of them with --kv-cache-dtype"
             )
         return None
@@ -212,6 +212,8 @@ def scales_for(kv_format: str, asked: str | None, model: Model) -> KVScales | No
         return None
     path = default_scales_path(model.path, kv_format) if asked is None else Path(asked)
     if asked is None and not path.exists():
+        if kv_format not in SCALED_FORMATS:
+            return None
         raise ConfigError(
             f"--kv-cache-dtype {kv_format} wants calibrated scales, and there are none at {path}; make them with "
             f"`octavo calibrate MODEL --text FILE --format {kv_format}`, or run uncalibrated with --kv-cache-scales "

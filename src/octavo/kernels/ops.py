@@ -53,7 +53,7 @@ class KVLayer:
     kv_format: str  # one of octavo.core.kv_bytes.FORMAT_BYTES
     group: int = 0  # the KV group of the layer: which block table is its
     kind: str = "pair"  # or "latent", or "tail": [num_kv_heads][block_size / 16][K tile]
-    # [num_kv_heads, head_dim]: what is stored is divided by it (fp8 formats of kind "pair"); both or neither
+    # [num_kv_heads, head_dim]: what is stored is divided by it (fp8 formats and int8, of kind "pair"); both or neither
     k_scales: F32 | None = None
     v_scales: F32 | None = None
     # Formats that quantise K by whole tiles: where a row reads K of its own tile, in blocks of another group (bf16).

@@ -42,7 +42,7 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
   require(pool.shape(0) % static_cast<size_t>(block_bytes) == 0, "the pool must be a whole number of blocks");
   require(k_scales.has_value() == v_scales.has_value(), "k_scales and v_scales come together");
   if (k_scales) {
-    require(is_fp8(f) && !is_latent, "scales of channels go with fp8 formats and pairs of K and V");
+    require((is_fp8(f) || f == KVFormat::int8) && !is_latent, "scales of channels go with fp8 formats, int8, and pairs of K and V");
     for (const CF2& scales : {*k_scales, *v_scales})
       require(scales.shape(0) == static_cast<size_t>(num_kv_heads) && scales.shape(1) == static_cast<size_t>(head_dim),
               "scales must be [num_kv_heads, head_dim]");
