@@ -64,7 +64,13 @@ def _formats(text: object) -> tuple[str, ...]:
 @click.option(
     "--max-needle-loss", type=float, default=0.05, show_default=True, help="Share of the needles that may be lost."
 )
-@click.option("--formats", type=_formats, default=",".join(FORMATS), help="Which are measured. [default: all]")
+@click.option(
+    "--formats",
+    type=_formats,
+    default=",".join(FORMATS),
+    metavar="NAMES",
+    help="Which are measured, separated by commas. [default: all]",
+)
 @click.option("--mixes/--no-mixes", default=True, show_default=True, help="Look for layers to leave out of a format.")
 @click.option("--tokens", type=click.IntRange(32), default=8192, show_default=True, help="Tokens of the text, at most.")
 @click.option(
