@@ -7,7 +7,8 @@ import random
 import pytest
 
 from octavo.core.step import StepPlan, StepResult
-from tests.core.core_harness import VOCAB_SIZE, Harness
+from tests.core.core_harness import Harness
+from tests.core.shadow import VOCAB_SIZE
 
 
 class Adversary:

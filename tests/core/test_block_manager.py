@@ -9,7 +9,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import BlockCopy
 from octavo.errors import ConfigError
-from tests.core.core_harness import kv_spec
+from tests.core.group_windows import kv_spec
 
 
 def manager(num_blocks: int = 8, **options: object) -> BlockManager:

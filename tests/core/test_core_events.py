@@ -17,7 +17,9 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.testing.checking_executor import CheckingExecutor
-from tests.core.core_harness import Harness, kv_spec, squeeze, storm
+from tests.core.core_harness import Harness
+from tests.core.group_windows import kv_spec
+from tests.core.storms import squeeze, storm
 
 
 def replay_blocks(told: list[events.Event]) -> tuple[set[int], Counter[int]]:

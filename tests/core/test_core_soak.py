@@ -14,7 +14,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.testing.checking_executor import CheckingExecutor
-from tests.core.core_harness import kv_spec
+from tests.core.group_windows import kv_spec
 
 
 def soak(num_requests: int) -> None:

@@ -12,7 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from octavo.core.heavy_hitters import HeavyHitters
 from octavo.core.snap_kv import SnapKV
 from octavo.core.streaming import StreamingLLM
-from tests.core.core_harness import VOCAB_SIZE, Harness, branch_storm, storm
+from tests.core.core_harness import Harness
+from tests.core.shadow import VOCAB_SIZE
+from tests.core.storms import branch_storm, storm
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
 # Prompts share prefixes: twins and tails that part inside a block are where caches break.

@@ -13,7 +13,8 @@ from octavo.core.request import PRIORITY_STEP, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import StepPlan, StepResult
 from octavo.errors import CapacityError, InvalidRequestError
-from tests.core.core_harness import Harness, Shadow
+from tests.core.core_harness import Harness
+from tests.core.shadow import Shadow
 
 SYSTEM = [1, 2] * 20  # a prompt that many share: ten blocks of four
 

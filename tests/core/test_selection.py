@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -19,7 +18,9 @@ from octavo.core.selection import SelectionPlan
 from octavo.core.snap_kv import SnapKV
 from octavo.core.step_draft import StepDraft
 from octavo.errors import InvalidRequestError
-from tests.core.core_harness import Harness, storm
+from tests.core.core_harness import Harness
+from tests.core.seeded import SeededBugs
+from tests.core.storms import storm
 
 SNAP = SnapKV(budget=10, window=3, kernel=1)
 HEAVY = HeavyHitters(budget=10, recent=4, piece=6)
@@ -179,13 +180,7 @@ def test_another_line_is_refused_with_the_range(text: str, words: str) -> None:
         parse_policy(text)
 
 
-Patch = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, Patch] = {}
-
-
-def bug(put_in: Patch) -> Patch:
-    BUGS[put_in.__name__] = put_in
-    return put_in
+bug = SeededBugs()
 
 
 def run_storms() -> None:
@@ -274,8 +269,8 @@ def room_is_not_kept_for_what_stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Room, "_to_keep", lambda self, request: -(10**6))
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", bug.by_name)
 def test_a_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BUGS[name](monkeypatch)
+    bug.by_name[name](monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError, TypeError, AttributeError, pytest.fail.Exception)):
         run_storms()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,9 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.step_draft import StepDraft
 from octavo.core.streaming import DropPlan, StreamingLLM
 from octavo.errors import InvalidRequestError
-from tests.core.core_harness import Harness, storm
+from tests.core.core_harness import Harness
+from tests.core.seeded import SeededBugs
+from tests.core.storms import storm
 
 KEEP = StreamingLLM(num_sinks=3, num_recent=10, num_dropped_at_once=5)  # in blocks of 4: 4, 12 and 8 tokens
 
@@ -108,13 +109,7 @@ def test_a_policy_that_keeps_nothing_is_refused(part: str) -> None:
         StreamingLLM(**{part: 0})
 
 
-Patch = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, Patch] = {}
-
-
-def bug(put_in: Patch) -> Patch:
-    BUGS[put_in.__name__] = put_in
-    return put_in
+bug = SeededBugs()
 
 
 def run_storms() -> None:
@@ -188,9 +183,9 @@ def what_was_dropped_is_remembered_after_a_preemption(patch: pytest.MonkeyPatch)
     patch.setattr(Scheduler, "_preempt", remember)
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", bug.by_name)
 def test_a_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BUGS[name](monkeypatch)
+    bug.by_name[name](monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError, pytest.fail.Exception)):
         run_storms()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -14,16 +13,12 @@ from octavo.core.kv_spec import KVGroupSpec
 from octavo.core.radix_tree import RadixTree
 from octavo.core.request import Request
 from octavo.core.windows import Windows
-from tests.core.core_harness import Harness, branch_storm, storm
+from tests.core.core_harness import Harness
+from tests.core.seeded import SeededBugs
+from tests.core.storms import branch_storm, storm
 
-Patch = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, Patch] = {}
+bug = SeededBugs()
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((None, 5), (3,), (None, 2, 9), (4, 11))
-
-
-def bug(put_in: Patch) -> Patch:
-    BUGS[put_in.__name__] = put_in
-    return put_in
 
 
 def run_window_storms() -> None:
@@ -173,8 +168,8 @@ def text_is_computed_again_behind_a_window(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockManager, "restart", lambda self, request: setattr(request, "num_computed_tokens", 0))
 
 
-@pytest.mark.parametrize("name", BUGS)
+@pytest.mark.parametrize("name", bug.by_name)
 def test_a_bug_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BUGS[name](monkeypatch)
+    bug.by_name[name](monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError, pytest.fail.Exception)):
         run_window_storms()

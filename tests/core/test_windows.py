@@ -15,7 +15,8 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
 from octavo.testing.checking_executor import CheckingExecutor
-from tests.core.core_harness import Harness, most_blocks
+from tests.core.core_harness import Harness
+from tests.core.group_windows import most_blocks
 
 SIZE = 4
 BOTH: list[tuple[int | None, ...]] = [(window,) for window in (1, 2, 4, 5, 6, 9, 13)]

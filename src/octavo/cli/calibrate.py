@@ -9,6 +9,7 @@ import click
 
 from octavo.cli.flags import config_from, flags_of
 from octavo.cli.model_flags import model_argument
+from octavo.cli.text_file import text_option, token_ids_of
 from octavo.executor.config import SCALABLE_FORMATS, SCALE_SCHEMES, SCALED_FORMATS, ExecutorConfig
 
 _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certificate", "kv_cache_memory", "block_size")
@@ -16,14 +17,7 @@ _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certifi
 
 @click.command()
 @model_argument
-@click.option(
-    "--text",
-    "text_file",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A text like those that the model will read; .gz is unpacked.",
-)
+@text_option("A text like those that the model will read; .gz is unpacked.", required=True)
 @click.option(
     "--format",
     "kv_format",
@@ -57,7 +51,6 @@ def calibrate(
     from octavo.certify.calibration import calibrate as find_scales
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.progress import progress_bar
-    from octavo.cli.text_file import token_ids_of
     from octavo.cli.versions import octavo_version
     from octavo.engine.tokenizer import Tokenizer
     from octavo.executor.config import resolve_weights_dtype

@@ -14,6 +14,7 @@ import click
 
 from octavo.cli.flags import config_from, flags_of
 from octavo.cli.model_flags import model_argument
+from octavo.cli.text_file import text_option, token_ids_of
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
 from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig
@@ -49,14 +50,7 @@ def _formats(text: object) -> tuple[str, ...]:
 
 @click.command()
 @model_argument
-@click.option(
-    "--text",
-    "text_file",
-    required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A text like those that the model will read; .gz is unpacked.",
-)
+@text_option("A text like those that the model will read; .gz is unpacked.", required=True)
 @click.option("--max-kl", type=float, default=0.02, show_default=True, help="Mean divergence, in nats, at most.")
 @click.option(
     "--min-top1", type=float, default=0.97, show_default=True, help="Share of equal most likely tokens, at least."
@@ -136,7 +130,6 @@ class _Opened:
     def ask(self, text_file: Path, limits: Any, values: dict[str, Any]) -> Ask:
         """The text, as long as it is used, and the scales of the formats that want some."""
         from octavo.certify.certification import Ask
-        from octavo.cli.text_file import token_ids_of
         from octavo.models.config import check_context
 
         num_tokens, asked = values["tokens"], values["max_model_len"]

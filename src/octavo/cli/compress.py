@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.flags import bytes_option
+from octavo.cli.text_file import text_option
 from octavo.errors import ConfigError, OctavoError
 
 if TYPE_CHECKING:
@@ -51,13 +52,7 @@ def parse_tokens(text: str) -> int:
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="The cache to begin from.")
 @click.option("--block-size", type=click.IntRange(1), help="Tokens of a block. [default: 16]")
 @click.option("--measure", is_flag=True, help="Run the model on a text and measure each format against f32.")
-@click.option(
-    "--text",
-    "text_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="For --measure. [default: a page of plain English]",
-)
+@text_option("For --measure. [default: a page of plain English]")
 @click.option(
     "--text-tokens", type=click.IntRange(2), default=512, show_default=True, help="How much of it is used, at most."
 )

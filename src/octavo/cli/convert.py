@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo.cli.text_file import read_text, text_option
+
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
     from octavo.models.loader import ModelSource
@@ -39,13 +41,7 @@ _TOKENIZER_FILES = (
     metavar="DIR",
     help="Where the new model is saved; a new or empty folder.",
 )
-@click.option(
-    "--text",
-    "text_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="What both models are measured on. [default: a page of plain English]",
-)
+@text_option("What both models are measured on. [default: a page of plain English]")
 @click.option(
     "--text-tokens",
     type=click.IntRange(2),
@@ -68,7 +64,7 @@ def convert(model: str, kv_heads: int, output: Path, text_file: Path | None, tex
     source = open_model(resolve_model(model))
     config = check_kv_heads(source, kv_heads)
     tokenizer = Tokenizer.from_source(source.tokenizer_source)
-    text = SAMPLE_TEXT if text_file is None else text_file.read_text()
+    text = SAMPLE_TEXT if text_file is None else read_text(text_file, text_tokens)
     token_ids = tokenizer.encode(text)[: min(text_tokens, config.max_position_embeddings)]
     if len(token_ids) < 2:
         raise click.UsageError(f"the text has {len(token_ids)} tokens; give one of at least 2")

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.engine.tokenizer import Tokenizer
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _MOST_BYTES_PER_TOKEN = 64  # of text that is read for a number of tokens: far above every tokenizer's mean
+
+
+def text_option(about: str, *, required: bool = False) -> Callable[[F], F]:
+    """Decorator of a command: --text FILE, as `text_file`."""
+    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option("--text", "text_file", required=required, type=kind, metavar="FILE", help=about)
 
 
 def read_text(path: Path, num_tokens: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
-from octavo.executor.kv_scales import write_whole
+from octavo.models.cached_file import write_whole
 
 FILE_KIND = "octavo kv certificate 1"
 MAKE_ONE = "make one with `octavo certify MODEL --text FILE`"

@@ -6,8 +6,6 @@ with what they were made from in its metadata. It does not know how good scales 
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -20,6 +18,7 @@ from safetensors.numpy import save
 from octavo.errors import ConfigError
 from octavo.executor.config import SCALE_SCHEMES
 from octavo.kernels.ops import F32, KVLayer
+from octavo.models.cached_file import write_whole
 
 _FILE_KIND = "octavo kv scales 1"
 _KEYS = ("kind", "format", "scheme", "model_digest", "text_digest", "tokens", "octavo_version", "digest")
@@ -98,20 +97,6 @@ def write_scales(path: Path, scales: KVScales) -> None:
         write_whole(path, save(tensors, about))
     except OSError as error:
         raise ConfigError(f"the scales cannot be written to {path} ({error.strerror}); give --output FILE") from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """A file that another process sees whole or not at all. Raises OSError."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
 
 
 def read_scales(path: Path, kv_format: str, model_digest: str) -> KVScales:

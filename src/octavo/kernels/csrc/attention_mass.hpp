@@ -77,23 +77,9 @@ static __attribute__((noinline)) void score_rows(const SpanTiles& tiles, int num
 
 template <class Tiles>
 void score_block(const RowBlock& block, const SpanTiles& tiles, int num_tiles, int head_dim, float (*out)[kSpanKeys]) {
-#define OCTAVO_ROWS(n)                                                                                \
-  case n:                                                                                             \
-    if constexpr (n <= Tiles::kRowLimit) score_rows<Tiles, n>(tiles, num_tiles, block.q, head_dim, out); \
-    break;
-  switch (block.num_rows) {
-    OCTAVO_ROWS(1)
-    OCTAVO_ROWS(2)
-    OCTAVO_ROWS(3)
-    OCTAVO_ROWS(4)
-    OCTAVO_ROWS(5)
-    OCTAVO_ROWS(6)
-    OCTAVO_ROWS(7)
-    OCTAVO_ROWS(8)
-    OCTAVO_ROWS(12)
-    default: break;  // take_rows gives no other number
-  }
-#undef OCTAVO_ROWS
+  with_rows<Tiles::kRowLimit>(block.num_rows, [&](auto rows) {
+    score_rows<Tiles, decltype(rows)::value>(tiles, num_tiles, block.q, head_dim, out);
+  });
 }
 
 // One row's scores of slots 0 to its own become weights, and are added. `scores` is its part of the first span.

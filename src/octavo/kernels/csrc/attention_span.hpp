@@ -4,6 +4,8 @@
 // an element of O) that do not depend on which rows or tiles are computed beside it. Keys that a row may not see get
 // weight 0 by selection, and the V of slots that no row may see is replaced by 0 before it is multiplied.
 #pragma once
+#include <type_traits>
+
 #include "attention_bf16_dot.hpp"
 #include "attention_tiles.hpp"
 #include "attention_widened.hpp"
@@ -118,13 +120,12 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
   store(result.l, merge ? merged(load(result.l), load(shares.old), load(l), load(shares.span)) : load(l));
 }
 
-template <class Tiles, bool kPrefetch, bool kScaled>
-static void span_of_any_rows(int num_rows, const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
-                             const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
-#define OCTAVO_ROWS(n)                                                                                            \
-  case n:                                                                                                         \
-    if constexpr (n <= Tiles::kRowLimit)                                                                          \
-      span_of_rows<Tiles, n, kPrefetch, kScaled>(tiles, keys, rule, q, buffers, result);                          \
+// Calls visit(std::integral_constant<int, num_rows>), for a number of rows that take_rows gives and `kLimit` allows.
+template <int kLimit, class Visit>
+OCTAVO_INLINE void with_rows(int num_rows, Visit&& visit) {
+#define OCTAVO_ROWS(n) \
+  case n:              \
+    if constexpr (n <= kLimit) visit(std::integral_constant<int, n>{}); \
     break;
   switch (num_rows) {
     OCTAVO_ROWS(1)
@@ -139,6 +140,14 @@ static void span_of_any_rows(int num_rows, const SpanTiles& tiles, const SpanKey
     default: break;  // take_rows gives no other number
   }
 #undef OCTAVO_ROWS
+}
+
+template <class Tiles, bool kPrefetch, bool kScaled>
+static void span_of_any_rows(int num_rows, const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
+                             const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
+  with_rows<Tiles::kRowLimit>(num_rows, [&](auto rows) {
+    span_of_rows<Tiles, decltype(rows)::value, kPrefetch, kScaled>(tiles, keys, rule, q, buffers, result);
+  });
 }
 
 // How many of `left` rows to compute together.
