@@ -9,11 +9,13 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.errors import ConfigError, InvalidRequestError, MemoryBudgetError
+from tests.models.tiny_families import FAMILIES, make_family
 from tests.models.tiny_models import make_tiny_model
 
 GREEDY = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
 PROMPT = [n * 7 % 300 + 3 for n in range(70)]
 BLOCK_BYTES = 16 * 3 * 2 * 2 * 16 * 4  # tokens, layers, K and V, KV heads, head_dim, f32
+WINDOWLESS = ("gemma2", "gpt_oss")  # whose windows a config can leave out
 POLICY = "streaming:4,20,16"  # in blocks: 16, 32 and 16 tokens
 
 
@@ -102,6 +104,24 @@ def test_models_that_bound_their_memory_themselves_are_refused(tmp_path: Path) -
     path = make_tiny_model(tmp_path, "mistral_window")
     with pytest.raises(ConfigError, match="has attention windows of its own; take kv_policy all"):
         LLM(str(path), threads=1, kv_policy=POLICY)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_is_counted_or_choosing_by_it_is_refused(tmp_path: Path, family: str) -> None:
+    """Of no family a choice is made by counts that nobody made; without its windows, where it has some."""
+    path = make_family(tmp_path / "model", family, **({"sliding_window": None} if family in WINDOWLESS else {}))
+    asked = replace(GREEDY, max_tokens=8, kv_policy="snapkv:16,4,3")
+    with LLM(str(path), threads=1, kv_cache_memory=4 << 20) as llm:
+        why = llm.model.plan.spec.why_not(chooses=True)
+        if why is None:
+            (answer,) = llm.generate(PROMPT, asked)
+            assert len(answer.token_ids) == 8
+            assert llm.model.core.status().dropped_tokens == len(PROMPT) - 16
+            return
+        with pytest.raises(InvalidRequestError, match=why):
+            llm.generate(PROMPT, asked)
+    with pytest.raises(ConfigError, match=why):
+        LLM(str(path), threads=1, kv_cache_memory=4 << 20, kv_policy="snapkv:16,4,3")
 
 
 def test_a_policy_that_is_none_is_refused(tiny: Path) -> None:

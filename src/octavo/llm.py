@@ -17,7 +17,7 @@ from typing import Any
 from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
-from octavo.core.keep_policy import parse_policy
+from octavo.core.keep_policy import chooses, parse_policy
 from octavo.core.kv_groups import format_words
 from octavo.core.kv_spec import KVSpec
 from octavo.core.request import Request
@@ -196,8 +196,8 @@ def _plan(
 ) -> CachePlan:
     """Call it once the weights are loaded: what is available then is what is left for the cache."""
     keep = parse_policy(options.kv_policy)
-    if keep is not None and spec.why_all_are_kept is not None:
-        raise ConfigError(f"kv_policy {keep} drops tokens, but this model {spec.why_all_are_kept}; take kv_policy all")
+    if keep is not None and (why := spec.why_not(chooses=chooses(keep))) is not None:
+        raise ConfigError(f"kv_policy {keep} drops tokens, but this model {why}; take kv_policy all")
     return plan_cache(
         spec,
         budget_bytes=config.kv_cache_memory,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from octavo.certify.certification import Ask, certify
 from octavo.certify.limits import Limits
-from octavo.certify.report import About, as_report, verdict
+from octavo.certify.report import About, as_report, verdict, why
 from octavo.errors import ConfigError, MemoryBudgetError
 from octavo.kernels.native import NativeOps
 from octavo.models.loader import CausalLM, load_model, open_model
+from tests.certify.test_measure import LyingOps
 from tests.models.tiny_models import make_tiny_model
 
 IDS = [(7 * index + index * index) % 300 for index in range(200)]
@@ -79,6 +81,25 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="has 20 tokens"):
         certify(model, ops, replace(ask, token_ids=IDS[:20]))
+    with pytest.raises(ConfigError, match="a length of 202 needs a text of 201 tokens, and this one has 200"):
+        certify(model, ops, replace(ask, max_model_len=202))
     monkeypatch.setattr("octavo.certify.certification.available_memory_bytes", lambda: 100_000)
     with pytest.raises(MemoryBudgetError, match=r"3 caches of the path \w+ need \d+ bytes, and 100000 are there"):
         certify(model, ops, ask)
+
+
+def test_nothing_is_certified_where_paths_differ(tmp_path: Path, ops: NativeOps, ask: Ask) -> None:
+    lying = LyingOps(ops)
+    model = load_model(open_model(make_tiny_model(tmp_path)), lying, "f32")  # type: ignore[arg-type]
+    found = certify(model, lying, replace(ask, formats=("bf16", "int8")))  # type: ignore[arg-type]
+    assert found.chosen is None
+    (of_reference,) = [line for line in why(found) if line.startswith("f32: ")]
+    assert "chunked" in of_reference
+
+
+def test_it_is_said_that_no_mixes_are_looked_for(tmp_path: Path, ops: NativeOps, ask: Ask) -> None:
+    model = load_model(open_model(make_tiny_model(tmp_path, dtype="bf16")), ops, "bf16")
+    said: list[str] = []
+    found = certify(model, ops, replace(ask, formats=("int8",), limits=Limits(max_kl=1e-12)), said.append)
+    assert found.chosen is None
+    assert "no mixes are looked for: bf16, in which layers are left, is not measured or not certified" in said

@@ -78,7 +78,7 @@ def test_the_divergence_is_that_of_the_whole_vocabulary(model: CausalLM, ops: Na
     assert distance.perplexity == pytest.approx(np.exp(nats.mean()), rel=1e-4)
 
 
-class _LyingOps:
+class LyingOps:
     """Attention that is a little off where a step has fewer than some rows: what law 1 forbids."""
 
     def __init__(self, ops: Ops) -> None:
@@ -94,7 +94,7 @@ class _LyingOps:
 
 
 def test_a_path_that_gives_other_bits_is_noticed(tmp_path: Path, ops: NativeOps) -> None:
-    lying = _LyingOps(ops)
+    lying = LyingOps(ops)
     source = open_model(make_tiny_model(tmp_path))
     model = load_model(source, lying, "f32")  # type: ignore[arg-type]
     settings = [Setting.of(model, "f32"), Setting.of(model, "bf16")]

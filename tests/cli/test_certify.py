@@ -109,7 +109,7 @@ def test_a_mix_of_layers_is_found_and_used(command_line: CommandLine, model: Pat
 def test_a_folder_that_cannot_be_written_has_its_certificate_in_the_cache(
     command_line: CommandLine, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octavo.executor import certificate
+    from octavo.executor import certificate, kv_scales
 
     cache = tmp_path / "cache"
     monkeypatch.setenv("OCTAVO_CACHE", str(cache))
@@ -121,6 +121,8 @@ def test_a_folder_that_cannot_be_written_has_its_certificate_in_the_cache(
         write(path, data)
 
     monkeypatch.setattr(certificate, "write_whole", refuse)
+    monkeypatch.setattr(kv_scales, "write_whole", refuse)
+    (model / "kv-scales.int8.safetensors").unlink(missing_ok=True)
     made = command_line("certify", model, *ONE, "--text", text, "--tokens", "200", "--formats", "int8")
     assert made.code == 0, made.err
     assert str(cache / "certificates" / "model") in made.err
@@ -129,6 +131,7 @@ def test_a_folder_that_cannot_be_written_has_its_certificate_in_the_cache(
     named = command_line("certify", model, *ONE, "--text", text, "--tokens", "200", "--output", model / "x")
     assert "cannot be written" in named.err
     assert "give --output FILE" in named.err
+    assert "KL mean" in named.out, "what was measured is not lost"
     assert stat.S_ISDIR(cache.stat().st_mode)
 
 

@@ -96,6 +96,16 @@ def test_the_newest_that_matches_is_used_and_said(model: Model, running: Running
     assert by_name.certificate == found.certificate
 
 
+def test_an_older_one_does_not_speak_against_the_newest(model: Model, running: Running) -> None:
+    older = write_beside(model, report(running, text_digest="c" * 64))
+    nothing = {"setting": None, "chosen": None, "created": "2026-01-02T00:00:00+00:00"}
+    newest = write_beside(model, report(running, **nothing))
+    with pytest.raises(ConfigError, match="found no setting within its limits") as caught:
+        kv_setting(CERTIFIED, model, running)
+    assert str(newest) in str(caught.value)
+    assert kv_setting(replace(CERTIFIED, certificate=str(older)), model, running).kv_format == "int8"
+
+
 def test_it_holds_up_to_the_length_that_was_measured(model: Model, running: Running) -> None:
     write_beside(model, report(running))
     found = kv_setting(CERTIFIED, model, running)

@@ -25,7 +25,7 @@ def mass_of(ops: Ops, pool: Pool, pieces: list[Piece], index: int = 0, first: in
     piece = pieces[index]
     mass = np.zeros((pool.geometry.num_kv_heads, len(piece.sequence.q)), np.int64) if into is None else into
     q = np.concatenate([one.sequence.q[one.first : one.end] for one in pieces])
-    rows = WeighedRows(index, first, (mass,))
+    rows = WeighedRows(index, first, mass[None])
     ops.attention_mass(q, batch_of(pieces), pool.kv, pool.geometry.head_dim**-0.5, rows, 0)
     return mass
 

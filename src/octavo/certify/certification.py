@@ -67,9 +67,15 @@ class Certification:
 
 
 def certify(model: CausalLM, ops: Ops, ask: Ask, say: Say = lambda _: None) -> Certification:
-    """Raises ConfigError for a text that is too short."""
-    if len(ask.token_ids) < 32:
-        raise ConfigError(f"the text has {len(ask.token_ids)} tokens; give one of at least 32, better of thousands")
+    """Raises ConfigError for a text that is too short, also for the length that is to be measured."""
+    num_tokens = len(ask.token_ids)
+    if num_tokens < 32:
+        raise ConfigError(f"the text has {num_tokens} tokens; give one of at least 32, better of thousands")
+    if num_tokens < ask.max_model_len - 1:
+        raise ConfigError(
+            f"a length of {ask.max_model_len} needs a text of {ask.max_model_len - 1} tokens, and this one has "
+            f"{num_tokens}; give more of it, or measure a shorter one"
+        )
     return _Bench(model, ops, ask, say).run()
 
 
@@ -88,9 +94,9 @@ class _Bench:
         settings, left_out = self._settings()
         self._check_memory([self._reference, *settings])
         reference, *rows = self._rows([self._reference, *settings], None)
-        if self._ask.search_mixes:
+        if self._ask.search_mixes and reference.is_certified:
             rows += self._mixed_rows(rows, reference)
-        certified = [row for row in rows if row.is_certified]
+        certified = [row for row in rows if row.is_certified and reference.is_certified]
         chosen = min(certified, key=lambda row: row.setting.bytes_per_token, default=None)
         return Certification(reference, tuple(rows), left_out, chosen)
 
@@ -142,7 +148,8 @@ class _Bench:
         """Mixes of formats that are not certified, where they would be smaller than what is."""
         plain = resolve_kv_format("auto", self._model.config.dtype)
         if plain != REFERENCE and not any(row.is_certified and row.setting.kv_format == plain for row in rows):
-            return []  # with all layers left out it would be that format
+            self._say(f"no mixes are looked for: {plain}, in which layers are left, is not measured or not certified")
+            return []
         found: list[Row] = []
         for row in sorted(rows, key=lambda one: one.setting.bytes_per_token):
             smallest = min(one.setting.bytes_per_token for one in [reference, *rows, *found] if one.is_certified)

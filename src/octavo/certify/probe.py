@@ -6,7 +6,7 @@ that they are of. It does not know what they are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +36,6 @@ class Heard:
     request_id: str
     first: int
     logits: F32  # [positions, vocab_size]; the listener's to change
-
-
-Listener = Callable[[list[Heard]], None]
 
 
 def pool_bytes(spec: KVSpec, config: SchedulerConfig) -> int:

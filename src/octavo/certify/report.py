@@ -105,7 +105,8 @@ def _path(path: PathResult) -> dict[str, Any]:
 
 def why(found: Certification) -> list[str]:
     """Format by format: why it is not certified."""
-    lines = [f"{row.setting.name}: {'; '.join(row.broken)}" for row in found.rows if not row.is_certified]
+    rows = (found.reference, *found.rows)
+    lines = [f"{row.setting.name}: {'; '.join(row.broken)}" for row in rows if not row.is_certified]
     return [*lines, *(f"{name}: not measured: {reason}" for name, reason in found.left_out.items())]
 
 

@@ -8,30 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError
 from octavo.planner.chart import COLOURS, FAINT, INK, Drawing, Line, Words
-from octavo.planner.png import as_png
-from octavo.planner.svg import as_svg
+from octavo.planner.plots import write_drawing
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 460, 84, 130, 48, 56
 _LEAST_KL = 1e-6
-_KINDS = (".svg", ".png")
-
-
-def check_kind(path: Path) -> None:
-    """Before anything is measured. Raises ConfigError for an ending that is neither .svg nor .png."""
-    if path.suffix.lower() not in _KINDS:
-        raise ConfigError(f"--plot {path} ends in {path.suffix or 'nothing'}; it must end in .svg or .png")
 
 
 def write_plot(report: Mapping[str, Any], path: Path) -> None:
     """Raises ConfigError where it cannot be written."""
-    check_kind(path)
-    drawing = draw(report)
-    try:
-        path.write_bytes(as_svg(drawing).encode() if path.suffix.lower() == ".svg" else as_png(drawing))
-    except OSError as error:
-        raise ConfigError(f"--plot {path} cannot be written ({error.strerror}); give another place") from error
+    write_drawing(draw(report), path)
 
 
 def pareto(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -90,7 +91,8 @@ def certify(model: str, text_file: Path, as_json: bool, output: Path | None, plo
     from octavo.certify.certification import certify as run
     from octavo.certify.limits import Limits
     from octavo.certify.report import as_report, table, verdict
-    from octavo.cli.certificate_plot import check_kind, write_plot
+    from octavo.cli.certificate_plot import write_plot
+    from octavo.planner.plots import check_kind
 
     limits = Limits(values["max_kl"], values["min_top1"], values["max_needle_loss"])
     if plot is not None:
@@ -99,11 +101,11 @@ def certify(model: str, text_file: Path, as_json: bool, output: Path | None, plo
     ask = opened.ask(text_file, limits, values)
     found = run(opened.model, opened.ops, ask, say=lambda line: click.echo(f"octavo: {line}", err=True))
     report = as_report(found, ask, opened.about(), opened.ops)
+    click.echo(json.dumps(report, indent=1) if as_json else "\n".join([*table(report), *verdict(report)]))
     path = _write(report, opened.source.path, output)
+    click.echo(f"octavo: wrote {path}", err=True)
     if plot is not None:
         write_plot(report, plot)
-    click.echo(json.dumps(report, indent=1) if as_json else "\n".join([*table(report), *verdict(report)]))
-    click.echo(f"octavo: wrote {path}", err=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +159,23 @@ class _Opened:
         )
 
     def _scales(self, kv_format: str, token_ids: Sequence[int]) -> KVScales | None:
-        """Those beside the model; else new ones, which are kept there. None: this model has none."""
+        """Those that were kept for the model; else new ones, kept beside it or in the cache. None: it has none."""
         from octavo.certify.calibration import CalibrationAsk, calibrate, default_scheme
+        from octavo.cli.model_cache import cache_dir
         from octavo.cli.versions import octavo_version
-        from octavo.executor.kv_scales import default_scales_path, read_scales, write_scales
+        from octavo.executor.kv_scales import read_scales, scales_paths, write_scales
 
-        path = default_scales_path(self.source.path, kv_format)
-        if path.exists():
-            return read_scales(path, kv_format, self.source.digest)
+        paths = scales_paths(self.source.path, kv_format, cache_dir())
+        for path in paths:
+            if path.exists():
+                return read_scales(path, kv_format, self.source.digest)
         if any(group.kind != "pair" for group in self.model.kv_groups("f32")):
             return None
         asked = CalibrationAsk(kv_format, default_scheme(kv_format), self.source.digest, octavo_version())
         scales = calibrate(self.model, token_ids, asked)
-        write_scales(path, scales)
+        with suppress(OSError):
+            paths[1].parent.mkdir(parents=True, exist_ok=True)
+        path = write_first(paths, lambda path: write_scales(path, scales))
         click.echo(f"octavo: calibrated {kv_format} on {len(token_ids)} tokens; wrote {path}", err=True)
         return read_scales(path, kv_format, self.source.digest)
 
@@ -198,11 +204,16 @@ def _write(report: dict[str, Any], model: Path, output: Path | None) -> Path:
 
     name = certificate_name(report)
     paths = [folder / f"{start}{name}" for folder, start in folders(model, cache_dir())] if output is None else [output]
+    return write_first(paths, lambda path: write_certificate(path, report))
+
+
+def write_first(paths: Sequence[Path], write: Callable[[Path], None]) -> Path:
+    """Write to the first of these places that takes it. Raises ConfigError where none does."""
     for path in paths:
         try:
-            write_certificate(path, report)
-        except OSError as error:
-            failed = ConfigError(f"the certificate cannot be written to {path} ({error.strerror}); give --output FILE")
+            write(path)
+        except ConfigError as error:
+            failed = error
         else:
             return path
     raise failed

@@ -72,7 +72,9 @@ def compress(model: str, as_json: bool, **values: Any) -> None:
         raise click.UsageError("--text is what --measure reads; give both")
     comparison = compare(open_geometry(model), request_of(values))
     measures = measures_of(model, comparison, values)
-    measured, notes = certified(model) if measures is None else (measures.formats, measures.notes)
+    measured, notes = (
+        certified(model, comparison.plan.weights_dtype) if measures is None else (measures.formats, measures.notes)
+    )
     wanted = values["requests"]
     found = Compression(
         comparison,
@@ -123,7 +125,7 @@ def measures_of(model: str, comparison: Comparison, values: dict[str, Any]) -> M
     return measure(resolve_model(model), comparison, text, values["text_tokens"])
 
 
-def certified(model: str) -> tuple[tuple[Measured, ...], list[str]]:
+def certified(model: str, weights_dtype: str) -> tuple[tuple[Measured, ...], list[str]]:
     """What the newest certificate of the model's files says of each format; and which were passed over, and why."""
     from octavo.cli.model_cache import cache_dir
     from octavo.executor.certificate import found_files, read_certificate
@@ -145,8 +147,12 @@ def certified(model: str) -> tuple[tuple[Measured, ...], list[str]]:
         except ConfigError as error:
             notes.append(f"passed over: {error}")
             continue
-        if certificate.model_digest == digest:
+        if certificate.model_digest == digest and certificate.weights_dtype == weights_dtype:
             found.append(certificate)
+        elif certificate.model_digest == digest:
+            notes.append(
+                f"the certificate {file} is for weights in {certificate.weights_dtype}, not in {weights_dtype}"
+            )
         else:
             notes.append(f"the certificate {file} is of another model (digest {certificate.model_digest[:12]})")
     if not found:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError, OctavoError
-from octavo.executor.config import resolve_weights_dtype
+from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig, resolve_weights_dtype
+from octavo.executor.kv_setting import UNCALIBRATED
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.likelihood import nats_per_token
 from octavo.kernels.native import NativeOps
@@ -23,6 +25,9 @@ from octavo.models.family import CausalLM
 from octavo.models.loader import ModelSource, load_model, open_model
 from octavo.planner.compression import ALL_TOKENS, AS_TRAINED, Comparison
 from octavo.planner.compression_quality import DEFAULT_MAX_KL, DEFAULT_MIN_TOP1, Likelihood, Measured
+
+if TYPE_CHECKING:
+    from octavo.llm import LLM
 
 _BLOCK, _CHUNK = 16, 128
 _SMALL_BYTES = 512 << 20
@@ -143,7 +148,6 @@ def _fewer_tokens(
     path: Path, comparison: Comparison, token_ids: Sequence[int], notes: list[str]
 ) -> Iterator[Likelihood]:
     """By the engine itself. SnapKV drops when a prompt is over, so that a prompt's likelihood does not see it."""
-    from octavo.core.sampling_params import SamplingParams
     from octavo.llm import LLM
 
     policies = [
@@ -162,13 +166,27 @@ def _fewer_tokens(
     cache = comparison.plan.cache
     memory = max(64 << 20, 4 * cache.of(len(token_ids)))
     for kv_format in dict.fromkeys((cache.kv_format, _WITH_POLICIES)):
+        options = ExecutorConfig(
+            kv_cache_dtype=kv_format,
+            kv_cache_scales=UNCALIBRATED if kv_format in SCALABLE_FORMATS else None,  # as the formats above
+            kv_cache_memory=memory,
+        )
         before = 0.0
-        with LLM(str(path), kv_cache_dtype=kv_format, max_model_len=len(token_ids) + 1, kv_cache_memory=memory) as llm:
-            for name in (ALL_TOKENS, *dropping):
-                params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, kv_policy=name)
-                (answer,) = llm.generate(list(token_ids), params)
-                scores = answer.prompt_logprobs or ()
-                nats = [-one.logprob for one in scores if one is not None and one.logprob is not None]
-                mean = sum(nats) / len(nats)
-                before = before or mean
-                yield Likelihood(AS_TRAINED, kv_format, name, len(nats), mean, before)
+        try:
+            with LLM(str(path), max_model_len=len(token_ids) + 1, **asdict(options)) as llm:
+                for name in (ALL_TOKENS, *dropping):
+                    nats = _nats_of(llm, token_ids, name)
+                    mean = sum(nats) / len(nats)
+                    before = before or mean
+                    yield Likelihood(AS_TRAINED, kv_format, name, len(nats), mean, before)
+        except OctavoError as error:
+            notes.append(f"policies were not measured in {kv_format}: {error}")
+
+
+def _nats_of(llm: LLM, token_ids: Sequence[int], policy: str) -> list[float]:
+    from octavo.core.sampling_params import SamplingParams
+
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, kv_policy=policy)
+    (answer,) = llm.generate(list(token_ids), params)
+    scores = answer.prompt_logprobs or ()
+    return [-one.logprob for one in scores if one is not None and one.logprob is not None]

@@ -34,6 +34,11 @@ class KeepPolicy(Protocol):
         ...
 
 
+def chooses(keep: KeepPolicy) -> bool:
+    """Whether attention decides what stays."""
+    return not isinstance(keep, StreamingLLM)
+
+
 _POLICIES: dict[str, tuple[Callable[..., KeepPolicy], str]] = {
     "streaming": (StreamingLLM, "streaming:SINKS,RECENT,PIECE"),
     "h2o": (HeavyHitters, "h2o:BUDGET,RECENT,PIECE"),

@@ -76,6 +76,7 @@ class KVSpec:
 
     groups: tuple[KVGroupSpec, ...]
     block_size: int
+    why_uncounted: str | None = None  # why the model does not count what its attention looks at; None: it does
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -111,6 +112,10 @@ class KVSpec:
         if self.has_windows:
             return "has attention windows of its own"
         return "keeps latents" if any(group.kind != "pair" for group in self.groups) else None
+
+    def why_not(self, *, chooses: bool) -> str | None:
+        """Why requests cannot have a policy that drops tokens (`chooses`: by attention); None: they can."""
+        return self.why_all_are_kept or (self.why_uncounted if chooses else None)
 
     @property
     def bytes_per_block(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.config import SchedulerConfig
+from octavo.core.keep_policy import chooses
 from octavo.core.kv_spec import KVSpec
 from octavo.core.request import Request
 from octavo.errors import CapacityError, InvalidRequestError
@@ -48,8 +49,9 @@ def _check_keep(request: Request, spec: KVSpec) -> None:
         raise InvalidRequestError(
             f"kv_policy {request.keep} drops tokens of one text; it goes with n 1 and without beam search", param="n"
         )
-    if spec.why_all_are_kept is not None:
-        raise InvalidRequestError(f"kv_policy {request.keep} drops tokens, but this model {spec.why_all_are_kept}")
+    why = spec.why_not(chooses=chooses(request.keep))
+    if why is not None:
+        raise InvalidRequestError(f"kv_policy {request.keep} drops tokens, but this model {why}")
 
 
 def _check_branches(request: Request, config: SchedulerConfig, vocab_size: int | None) -> None:

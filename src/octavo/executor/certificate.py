@@ -90,10 +90,15 @@ def digest_of(report: Mapping[str, Any]) -> str:
 
 
 def write_certificate(path: Path, report: Mapping[str, Any]) -> None:
-    """Whole or not at all, with its digest. Raises OSError."""
+    """Whole or not at all, with its digest. Raises ConfigError where it cannot be written."""
     whole = {**report, "digest": digest_of(report)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(whole, indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(
+            f"the certificate cannot be written to {path} ({error.strerror}); give --output FILE"
+        ) from error
 
 
 def read_certificate(path: Path) -> Certificate:

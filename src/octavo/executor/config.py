@@ -25,7 +25,7 @@ class ExecutorConfig:
     weights_dtype: str = "auto"  # auto (see `resolve_weights_dtype`), f32, bf16, int8 or int4
     kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is quantised) or one of KV_CACHE_DTYPES
     kv_cache_skip_layers: tuple[int, ...] = ()  # indices of layers whose K and V are kept as auto would have them
-    kv_cache_scales: str | None = None  # of an fp8 cache: a file, or none (uncalibrated); None: the file by the model
+    kv_cache_scales: str | None = None  # of fp8 or int8: a file, or none (uncalibrated); None: the file by the model
     certificate: str | None = None  # the file that kv_cache_dtype certified goes by; None: the newest that matches
     kv_cache_memory: int | None = None  # bytes of the block pool; None: see `memory.default_budget_bytes`
     block_size: int = 16  # tokens; a multiple of 16, at most 256

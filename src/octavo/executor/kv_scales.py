@@ -73,8 +73,17 @@ class KVScales:
 
 def default_scales_path(model: Path, kv_format: str) -> Path:
     """Beside a model file, or in a model directory."""
-    name = f"kv-scales.{kv_format}.safetensors"
+    name = _name(kv_format)
     return model / name if model.is_dir() else model.with_name(f"{model.name}.{name}")
+
+
+def scales_paths(model: Path, kv_format: str, cache_dir: Path) -> tuple[Path, Path]:
+    """Where scales of a model are looked for: beside it, else in the user's cache directory, with its certificates."""
+    return default_scales_path(model, kv_format), cache_dir / "certificates" / model.name / _name(kv_format)
+
+
+def _name(kv_format: str) -> str:
+    return f"kv-scales.{kv_format}.safetensors"
 
 
 def write_scales(path: Path, scales: KVScales) -> None:

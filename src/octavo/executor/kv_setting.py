@@ -14,7 +14,7 @@ from typing import Protocol
 from octavo.errors import ConfigError
 from octavo.executor.certificate import MAKE_ONE, Certificate, CertifiedSetting, found_files, read_certificate
 from octavo.executor.config import CERTIFIED, SCALABLE_FORMATS, SCALED_FORMATS, ExecutorConfig, resolve_kv_format
-from octavo.executor.kv_scales import KVScales, default_scales_path, read_scales
+from octavo.executor.kv_scales import KVScales, read_scales, scales_paths
 from octavo.executor.numerics import numerics
 from octavo.kernels.ops import Ops
 
@@ -127,7 +127,7 @@ def kv_setting(config: ExecutorConfig, model: Model, running: Running) -> KVSett
         if config.certificate is not None:
             raise ConfigError(f"--certificate {config.certificate} goes with --kv-cache-dtype {CERTIFIED}")
         kv_format = resolve_kv_format(config.kv_cache_dtype, model.stored_dtype)
-        scales = scales_for(kv_format, config.kv_cache_scales, model)
+        scales = scales_for(kv_format, config.kv_cache_scales, model, running.cache_dir)
         return KVSetting(kv_format, scales, config.kv_cache_skip_layers)
     if config.kv_cache_skip_layers:
         raise ConfigError(
@@ -139,7 +139,7 @@ def kv_setting(config: ExecutorConfig, model: Model, running: Running) -> KVSett
     assert setting is not None
     scales = None
     if setting.scales_digest is not None or config.kv_cache_scales is not None:
-        scales = scales_for(setting.kv_format, config.kv_cache_scales, model)
+        scales = scales_for(setting.kv_format, config.kv_cache_scales, model, running.cache_dir)
     if (None if scales is None else scales.digest) != setting.scales_digest:
         raise ConfigError(
             f"the certificate {certificate.path} is for scales of digest {(setting.scales_digest or 'none')[:12]}, and "
@@ -166,6 +166,12 @@ def find_certificate(config: ExecutorConfig, model: Model, running: Running) -> 
         why = _mismatch(certificate, model, running)
         if why is None:
             return certificate
+        is_of_this = (certificate.model_digest, certificate.weights_dtype) == (model.digest, running.weights_dtype)
+        if certificate.setting is None and is_of_this:  # an older one may not speak against the newest
+            raise ConfigError(
+                f"the newest certificate, {certificate.path}, {why}; {MAKE_ONE} "
+                "again, or name an older one with --certificate"
+            )
         refused.append(f"{certificate.path} {why}")
     reasons = "; ".join(refused) or f"there is none beside {model.path}, nor in {running.cache_dir / 'certificates'}"
     raise ConfigError(f"--kv-cache-dtype {CERTIFIED} has no certificate to go by: {reasons}; {MAKE_ONE}")
@@ -199,7 +205,7 @@ def setting_numerics(ops: Ops, weights_dtype: str, setting: CertifiedSetting, mo
     return numerics(ops, weights_dtype, [setting.kv_format, *others])
 
 
-def scales_for(kv_format: str, asked: str | None, model: Model) -> KVScales | None:
+def scales_for(kv_format: str, asked: str | None, model: Model, cache_dir: Path) -> KVScales | None:
     """asked: `ExecutorConfig.kv_cache_scales`."""
     if kv_format not in SCALABLE_FORMATS:
         if asked is not None:
@@ -210,7 +216,8 @@ def scales_for(kv_format: str, asked: str | None, model: Model) -> KVScales | No
         return None
     if asked == UNCALIBRATED:
         return None
-    path = default_scales_path(model.path, kv_format) if asked is None else Path(asked)
+    beside, cached = scales_paths(model.path, kv_format, cache_dir)
+    path = Path(asked) if asked is not None else cached if cached.exists() and not beside.exists() else beside
     if asked is None and not path.exists():
         if kv_format not in SCALED_FORMATS:
             return None

@@ -6,6 +6,7 @@ from octavo.core.kv_groups import with_formats
 from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError
 from octavo.executor.config import ExecutorConfig, resolve_kv_format
+from octavo.models.families import family_of
 from octavo.models.family import CausalLM
 
 
@@ -23,4 +24,5 @@ def cache_spec(model: CausalLM, config: ExecutorConfig) -> KVSpec:
     """What decides the size of the model's cache."""
     own = model.config
     groups = model.kv_groups(resolve_kv_format(config.kv_cache_dtype, own.dtype))
-    return KVSpec(with_formats(groups, skipped_formats(config, own.dtype, own.num_layers)), config.block_size)
+    layers = with_formats(groups, skipped_formats(config, own.dtype, own.num_layers))
+    return KVSpec(layers, config.block_size, family_of(own).why_uncounted(own))

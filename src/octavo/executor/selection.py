@@ -34,18 +34,19 @@ class Selector:
             weighing = row.weighing
             if weighing is not None:
                 start = row.start - row.dropped[1]
-                mass = self._zeros(start + len(row.token_ids))
+                mass = np.zeros((len(self._layers), self._num_heads, start + len(row.token_ids)), np.int64)
                 if weighing.mass:
                     before = np.frombuffer(weighing.mass, np.int64).reshape(*mass.shape[:2], -1)
                     assert before.shape[2] == start + weighing.first, f"{row.request_id}: a mass of other slots"
                     mass[:, :, : before.shape[2]] = before
-                found.append(WeighedRows(sequence, weighing.first, tuple(np.ascontiguousarray(one) for one in mass)))
+                found.append(WeighedRows(sequence, weighing.first, mass))
         return tuple(found)
 
     def weighed(self, row: Row, rows: WeighedRows) -> Weighed:
         """What goes back into the core after the step."""
         assert row.weighing is not None
-        mass, choice = np.stack(rows.mass), row.weighing.choice
+        mass, choice = rows.mass, row.weighing.choice
+        assert mass.any(axis=2).all(), "the model's forward pass does not count its attention"
         if choice is None:
             return Weighed(mass.tobytes())
         kept = choose(mass, choice)
@@ -75,9 +76,6 @@ class Selector:
         if mover is None:
             mover = self._movers[kv.kv_format] = TokenMover(kv)
         return mover
-
-    def _zeros(self, num_slots: int) -> I64:
-        return np.zeros((len(self._layers), self._num_heads, num_slots), np.int64)
 
 
 def choose(mass: I64, choice: Choice) -> Bools:

@@ -69,7 +69,7 @@ class WeighedRows:
 
     sequence: int
     first: int
-    mass: tuple[I64, ...]  # of each layer [num_kv_heads, at least the slots that the sequence fills in this step]
+    mass: I64  # [num_layers, num_kv_heads, the slots that the sequence fills in this step]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.kv_bytes import TILE_TOKENS
+
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
-
-TILE_TOKENS = 16
 
 
 def write_k(tile: U8, slot: int, k: F32) -> None:

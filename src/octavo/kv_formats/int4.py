@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.kv_bytes import TILE_TOKENS
 from octavo.kv_formats import bf16, k8v4
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 
-TILE_TOKENS = 16
 
 write_v = k8v4.write_v
 decode_v = k8v4.decode_v

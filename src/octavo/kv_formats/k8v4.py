@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.kv_bytes import TILE_TOKENS
 from octavo.kv_formats import bf16, int8
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 
-TILE_TOKENS = 16
 EXTRA_BYTES = 4 * TILE_TOKENS
 
 write_k = int8.write_k

@@ -12,15 +12,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.kv_bytes import format_bytes
+from octavo.core.kv_bytes import TILE_TOKENS, format_bytes
 from octavo.errors import ConfigError
 from octavo.kv_formats import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, k8v4
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 U8 = npt.NDArray[np.uint8]
-
-TILE_TOKENS = 16
 
 
 class Codec(Protocol):

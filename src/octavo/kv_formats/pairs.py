@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.kv_bytes import TILE_TOKENS
+
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
-
-TILE_TOKENS = 16
 
 
 def write_k(tile: U8, slot: int, bits: U16) -> None:

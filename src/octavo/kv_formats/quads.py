@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-U8 = npt.NDArray[np.uint8]
+from octavo.core.kv_bytes import TILE_TOKENS
 
-TILE_TOKENS = 16
+U8 = npt.NDArray[np.uint8]
 
 
 def write_k(tile: U8, slot: int, codes: U8) -> None:

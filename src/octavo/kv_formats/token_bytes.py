@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from octavo.core.kv_bytes import TILE_TOKENS
 from octavo.errors import ConfigError
-from octavo.kv_formats.layout import TILE_TOKENS, KVSlice, codec, tile_bytes
+from octavo.kv_formats.layout import KVSlice, codec, tile_bytes
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]

@@ -40,3 +40,5 @@ class Family:
     build: Callable[[Any, Packed, Ops], CausalLM]
     from_gguf: Callable[[Keys], Any] | None = None
     prefix: str = ""  # of tensors' names, which some directories leave out
+    # Why `forward` does not count attention (`step_rows.weigh`), which some policies choose tokens by; None: it does.
+    why_uncounted: Callable[[Any], str | None] = lambda _: None

@@ -23,7 +23,7 @@ from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Vector, linear
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each
+from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, weigh
 
 _LOCAL_THETA = 10000.0  # of Gemma 3's window layers
 _PATTERNS = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6}  # every n-th layer sees everything
@@ -266,6 +266,7 @@ class GemmaModel:
             ops.linear(normed, layer.qkv, qkv)
             rope = wide if window is None else local
             ops.rope_write(qkv, batch, rope, kv, q, q_norm=layer.q_norm, k_norm=layer.k_norm, norm_eps=eps)
+            weigh(ops, q, batch, kv, config.query_scalar**-0.5, index)
 
             if index == config.num_layers - 1 and not are_all_rows(logits_rows, num_tokens):
                 # K and V are written for every row; past this point only rows that become logits are needed.
@@ -340,4 +341,5 @@ FAMILY = Family(
     from_gguf=gemma_from_gguf,
     parts=gemma_parts,
     build=GemmaModel,
+    why_uncounted=lambda config: None if config.attention_cap is None else "caps its attention scores",
 )

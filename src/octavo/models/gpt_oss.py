@@ -328,4 +328,5 @@ FAMILY = Family(
     from_gguf=gpt_oss_from_gguf,
     parts=gpt_oss_parts,
     build=GptOssModel,
+    why_uncounted=lambda _: "has attention sinks of its own",
 )

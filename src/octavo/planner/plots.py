@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.errors import ConfigError
-from octavo.planner.chart import Chart, Series, draw
+from octavo.planner.chart import Chart, Drawing, Series, draw
 from octavo.planner.plan import Plan
 from octavo.planner.png import as_png
 from octavo.planner.svg import as_svg
@@ -16,13 +16,22 @@ BATCHES = (1, 8, 64)
 STEPS = tuple(1 << power for power in range(10))
 
 
+def check_kind(path: Path) -> None:
+    """Raises ConfigError for an ending that is neither .svg nor .png."""
+    if path.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"--plot {path} ends in {path.suffix.lower() or 'nothing'}; it must end in .svg or .png")
+
+
 def write_plot(plan: Plan, path: Path) -> None:
     """A .svg or .png file; ConfigError for any other ending, or a place that cannot be written."""
-    kind = path.suffix.lower()
-    if kind not in (".svg", ".png"):
-        raise ConfigError(f"--plot {path} ends in {kind or 'nothing'}; it must end in .svg or .png")
-    drawing = draw(charts(plan))
-    data = as_svg(drawing).encode() if kind == ".svg" else as_png(drawing)
+    check_kind(path)
+    write_drawing(draw(charts(plan)), path)
+
+
+def write_drawing(drawing: Drawing, path: Path) -> None:
+    """Raises ConfigError as `write_plot`."""
+    check_kind(path)
+    data = as_svg(drawing).encode() if path.suffix.lower() == ".svg" else as_png(drawing)
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -50,12 +50,11 @@ MassWork plan_mass(const MassArgs& args) {
   plan.rule = {attention.kv.head_dim, attention.kv.head_dim, 0x7fffffff, 0.f};
   plan.group = attention.num_heads / attention.kv.num_kv_heads;
   work.num_spans = (args.num_slots - 1) / kSpanKeys + 1;
-  const auto blocks_of = [&](int tokens) { return (tokens / 16 + 1) * max_row_blocks(16 * plan.group); };
   plan.piece_tokens = 16;
   while (plan.piece_tokens > 1 &&
          plan.piece_tokens * plan.group * work.num_spans * kSpanKeys * sizeof(float) > kMaxScoreBytes)
     plan.piece_tokens /= 2;
-  work.num_blocks = blocks_of(plan.piece_tokens);
+  work.num_blocks = max_row_blocks(plan.piece_tokens * plan.group) + 1;  // at most 16 tokens touch two strips
   plan.max_rows = plan.piece_tokens * plan.group;
   work.num_chunks = (args.num_rows + plan.piece_tokens - 1) / plan.piece_tokens;
   Carver thread = {nullptr, 0};
