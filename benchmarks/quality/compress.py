@@ -16,6 +16,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from about import commit, processor
+
 KEPT = ("kv_cache_dtype", "context", "measured", "likelihoods", "notes")
 
 
@@ -35,15 +37,15 @@ def main() -> None:
         asked += ["--text", text.name, "--text-tokens", given.tokens]
         command = [sys.executable, "-m", "octavo.cli.main", "compress", *map(str, asked)]
         found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     about = {
         "model": given.model.name,
         "text": given.text.name,
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "numpy": version("numpy")},
-        "commit": commit,
-        "command": f"python compress.py {given.model.name} --text {given.text.name} --tokens {given.tokens}",
+        "commit": commit(),
+        "command": f"python compress.py {given.model.name} --text {given.text.name}"
+        f" --tokens {given.tokens} --context {given.context}",
     }
     result = {name: found[name] for name in KEPT}
     given.out.write_text(json.dumps({"about": about, **result}, indent=1) + "\n")

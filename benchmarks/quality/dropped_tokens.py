@@ -16,7 +16,6 @@ import json
 import math
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from about import commit, processor
 from retrieval_texts import Question, key_values, long_eval
 
 from octavo import LLM, SamplingParams
@@ -196,15 +196,14 @@ def main() -> None:
         for policy, budget in every_policy(BUDGETS):
             rows[task].append(questions(model, ones, policy, budget))
             print(task, json.dumps(rows[task][-1]), flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     about = {
         "model": given.model.name,
         "kv_cache_dtype": model.llm.model.kv_cache_dtype,
         "predicted_tokens": given.tokens - given.tokens // 2,
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "numpy": version("numpy")},
-        "commit": commit,
+        "commit": commit(),
         "command": f"python {Path(sys.argv[0]).name} {given.model.name} --texts FOLDER --tokens {given.tokens} "
         f"--questions {given.questions}",
     }

@@ -9,11 +9,12 @@ import argparse
 import json
 import math
 import platform
-import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+
+from about import commit, processor
 
 from octavo.cli.convert import measure
 from octavo.cli.sample_text import SAMPLE_TEXT
@@ -42,7 +43,6 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             pool_kv_heads(source, count, Path(folder))
             rows.append(row(measure(open_model(Path(folder)), token_ids)))
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     found = {
         "model": given.model.name,
         "text": "octavo.cli.sample_text",
@@ -50,19 +50,11 @@ def main() -> None:
         "rows": rows,
         "machine": processor(),
         "versions": {"python": platform.python_version(), "numpy": version("numpy")},
-        "commit": commit,
+        "commit": commit(),
         "command": f"python {Path(sys.argv[0]).as_posix()} {given.model.name} --tokens {given.tokens}",
     }
     given.out.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps(rows, indent=2))
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def row(measured: tuple[int, int, float]) -> dict[str, float]:

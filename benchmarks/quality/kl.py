@@ -15,14 +15,13 @@ import argparse
 import gzip
 import json
 import os
-import platform
-import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from about import commit, processor
 from peer import WORKERS, Peer
 
 from octavo.core.kv_spec import KVSpec
@@ -150,19 +149,6 @@ def log_probabilities(logits: F32) -> F32:
     logits -= logits.max(axis=1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))  # sums of pairs: the error is far below what is told
     return logits
-
-
-def commit() -> str:
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def open_peers(specs: list[str], model: Path, chunk: int, threads: int) -> list[Peer]:

@@ -19,7 +19,6 @@ import gzip
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from about import commit, processor
 
 from octavo.certify.calibration import CalibrationAsk, calibrate
 from octavo.certify.divergence import Distance, Expected, Tally
@@ -35,11 +35,11 @@ from octavo.certify.one_text import OneText
 from octavo.certify.paths import PIECE_TOKENS, paths_of
 from octavo.certify.probe import Probe
 from octavo.certify.setting import REFERENCE, Setting
+from octavo.certify.text_digest import text_digest
 from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.engine.tokenizer import Tokenizer
 from octavo.executor.config import SCALABLE_FORMATS, SCALE_SCHEMES, SCALED_FORMATS
-from octavo.executor.kv_setting import text_digest
 from octavo.kernels.native import NativeOps
 from octavo.models.loader import CausalLM, load_model, open_model
 
@@ -159,17 +159,16 @@ def rows_of_task(
 
 
 def about(args: argparse.Namespace, digest: str, ops: NativeOps) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     said = [Path(one).name if "/" in one and "=" not in one else one.split("/")[-1] for one in sys.argv[1:]]
     return {
         "model": args.model.name,
         "digest": digest,
         "weights_dtype": args.weights_dtype,
         "instruction_set": ops.instruction_set,
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "numpy": version("numpy")},
-        "commit": commit,
+        "commit": commit(),
         "command": " ".join(["python", "benchmarks/quality/kv_formats.py", *said]),
     }
 

@@ -14,8 +14,6 @@ import argparse
 import gzip
 import json
 import os
-import platform
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from about import commit, processor
 from kvpress import ObservedAttentionPress, SnapKVPress
 
 from octavo import LLM, SamplingParams
@@ -123,16 +122,15 @@ def main() -> None:
     for name, method in (("snapkv", snap_kv), ("h2o", heavy_hitters)):
         rows[name] = method(str(given.model), model, token_ids, given.budget)
         print(name, json.dumps(rows[name]), flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     about = {
         "model": given.model.name,
         "text": given.text.name,
         "prompt_tokens": len(token_ids),
         "budget_tokens": given.budget,
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "cores": os.cpu_count(),
         "versions": {name: version(name) for name in ("kvpress", "transformers", "torch", "numpy")},
-        "commit": commit,
+        "commit": commit(),
         "command": f"python {Path(sys.argv[0]).name} {given.model.name} --text {given.text.name} "
         f"--tokens {given.tokens} --budget {given.budget}",
     }

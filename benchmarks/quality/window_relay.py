@@ -17,13 +17,13 @@ import itertools
 import json
 import os
 import platform
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from about import commit, processor
 
 from octavo.core.kv_spec import KVSpec
 from octavo.engine.tokenizer import Tokenizer
@@ -181,14 +181,13 @@ def main() -> None:
             row = {"model": path.stem, "name": name, "imposed_window": window or None}
             rows.append(row | compare(reader, cut(reader, given.texts, given.count, before, length), bins))
             print(json.dumps(rows[-1]), flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     about = {
         "texts": given.count,
         "kv_cache_dtype": "f32",
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor(),
         "cores": os.cpu_count(),
         "versions": {"python": platform.python_version(), "numpy": version("numpy")},
-        "commit": commit,
+        "commit": commit(),
         "command": f"python {Path(sys.argv[0]).name} --narrow {given.narrow.name} --mixed {given.mixed.name} "
         f"--texts FOLDER --count {given.count}",
     }

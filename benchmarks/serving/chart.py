@@ -1,6 +1,6 @@
 """The result of compare.py as a table in Markdown and a chart in SVG: how many times as fast as each peer octavo is.
 
-python benchmarks/serving/chart.py benchmarks/results/serving.json [--svg benchmarks/results/serving.svg]
+python benchmarks/serving/chart.py benchmarks/results/serving_int8.json [--svg benchmarks/results/serving_int8.svg]
 """
 
 from __future__ import annotations

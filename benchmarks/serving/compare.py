@@ -1,7 +1,7 @@
 """Run the workloads on octavo and on every peer that is named, alternating, and store medians and ratios.
 
     python benchmarks/serving/compare.py MODEL.gguf --rounds 3 --peer openvino=PYTHON --peer llama.cpp=PYTHON \
-        --peer vllm=PYTHON:MODEL_DIRECTORY --peer any=URL --out benchmarks/results/serving.json
+        --peer vllm=PYTHON:MODEL_DIRECTORY --peer any=URL --out benchmarks/results/serving_int8.json
 
 PYTHON is an interpreter with the peer installed. One server runs at a time; each round starts it anew and runs
 every workload in a process of its own. The settings of each peer are in the result.

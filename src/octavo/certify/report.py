@@ -11,8 +11,9 @@ from typing import Any
 
 from octavo.certify.certification import Ask, Certification, Row
 from octavo.certify.measure import PathResult
+from octavo.certify.text_digest import text_digest
 from octavo.executor.certificate import FILE_KIND, CertifiedSetting
-from octavo.executor.kv_setting import setting_numerics, text_digest
+from octavo.executor.kv_setting import setting_numerics
 from octavo.kernels.ops import Ops
 
 _DIGITS = 6

@@ -78,7 +78,7 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
 )
 @click.option("--cache-blocks", type=click.IntRange(1), metavar="N", help="Size of the cache in blocks.")
 @bytes_option("--kv-cache-memory", help="Size of the cache in bytes: 512MiB, 2GB, ...")
-@click.option("--kv-cache-dtype", default="bf16", show_default=True, metavar="DTYPE", help="f32 or bf16.")
+@click.option("--kv-cache-dtype", default="bf16", show_default=True, metavar="DTYPE", help="Format of K and V.")
 @click.option(
     "--partial-blocks",
     type=click.Choice(("whole", "tokens")),

@@ -5,9 +5,7 @@ It does not know the pool, nor how a format was found to be good enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -113,11 +111,6 @@ class KVSetting:
             "octavo_version": found.octavo_version,
             "bytes": found.num_bytes,
         }
-
-
-def text_digest(token_ids: Sequence[int]) -> str:
-    """SHA-256 in hex of a text as the model reads it."""
-    return sha256(b"".join(one.to_bytes(4, "little") for one in token_ids)).hexdigest()
 
 
 def kv_setting(config: ExecutorConfig, model: Model, running: Running) -> KVSetting:
