@@ -120,6 +120,7 @@ class AsyncEngine:
         """Starts the engine's thread; a second call changes nothing."""
         if not self._started:
             self._started = True
+            self._text_thread.submit(self.tokenizer.prepare)
             self._loop.start()
 
     async def submit(
