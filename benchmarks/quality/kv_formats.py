@@ -4,8 +4,8 @@
         [--tokens 20000] [--weights-dtype f32] [--max-model-len 8192] [--prompts 12] [--records 20] [--formats NAMES]
 
 A text is measured over the whole vocabulary, in pieces of 512 tokens, and once more on every path of `octavo certify`,
-over as many tokens as --max-model-len says (0: not at all). fp8 is measured with scales by head and by channel, which
-are calibrated on what follows in the text, and with the scale 1; int8 without scales and with those by channel. A task
+over as many tokens as --max-model-len says (0: not at all). fp8 and int8 are measured without scales
+(fp8 with the scale 1) and with those of each of --schemes, which are calibrated on what follows in the text. A task
 is a file of prompts, one JSON object a line: those of LongEval (`prompt`, `expected_number`) and of key-value retrieval
 (`ordered_kv_records`, `key`, `value`; `--records` of them, so that small models have a chance). An answer counts if
 every token of it is the most likely one after those before it; `answer_nats` is what a token of the answer costs in the
@@ -39,7 +39,7 @@ from octavo.certify.text_digest import text_digest
 from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.engine.tokenizer import Tokenizer
-from octavo.executor.config import SCALABLE_FORMATS, SCALE_SCHEMES, SCALED_FORMATS
+from octavo.executor.config import SCALABLE_FORMATS, schemes_of
 from octavo.kernels.native import NativeOps
 from octavo.models.loader import CausalLM, load_model, open_model
 
@@ -60,8 +60,7 @@ def settings_of(model: CausalLM, formats: Sequence[str], schemes: str, calibrati
             continue
         if "none" in schemes.split(","):
             found.append((f"{name}, uncalibrated", Setting.of(model, name)))
-        known = SCALE_SCHEMES if name in SCALED_FORMATS else ("channel",)
-        for scheme in [one for one in known if one in schemes.split(",")]:
+        for scheme in [one for one in schemes_of(name) if one in schemes.split(",")]:
             scales = calibrate(model, calibration, CalibrationAsk(name, scheme, "", ""))
             found.append((f"{name}, calibrated by {scheme}", Setting.of(model, name, scales)))
     return found
@@ -184,7 +183,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=20)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--weights-dtype", default="f32")
-    parser.add_argument("--schemes", default="none,head,channel", help="what there is a calibrated scale for")
+    parser.add_argument("--schemes", default="none,hadamard", help="what there is a calibrated scale for")
     parser.add_argument("--formats", default=",".join(name for name in FORMAT_BYTES if name != REFERENCE))
     return parser.parse_args()
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from octavo.certify.calibration import NUM_TRIED, CalibrationAsk, calibrate
+from octavo.certify.calibration import NUM_TRIED, CalibrationAsk, _balanced, calibrate
 from octavo.certify.one_text import OneText
 from octavo.certify.text_digest import text_digest
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError
 from octavo.kernels.native import NativeOps
+from octavo.kv_formats.hadamard import turn
 from octavo.kv_formats.small_float import E4M3, E5M2
 from octavo.models.loader import CausalLM, load_model, open_model
+from tests.models.tiny_families import make_family
 from tests.models.tiny_models import make_tiny_model
 
 IDS = [(7 * index + index * index) % 300 for index in range(90)]
@@ -100,18 +102,62 @@ def test_latents_are_refused() -> None:
 def test_what_cannot_be_had_is_refused(model: CausalLM) -> None:
     with pytest.raises(ConfigError, match="'k8v4'; it must be one of fp8_e4m3, fp8_e5m2, int8"):
         ask("k8v4")
-    with pytest.raises(ConfigError, match="int8 has a scale for each head: take channel"):
-        ask("int8", "head")
-    with pytest.raises(ConfigError, match="'token'; it must be one of head, channel"):
+    for scheme in ("head", "channel"):
+        with pytest.raises(
+            ConfigError, match="int8 has a scale for each token and head, and turned heads: take hadamard"
+        ):
+            ask("int8", scheme)
+    with pytest.raises(ConfigError, match="'token'; it must be one of hadamard, head, channel"):
         ask(scheme="token")
     with pytest.raises(ConfigError, match="no tokens"):
         calibrate(model, [], ask())
 
 
-def test_int8_has_channels_of_k_alike_and_v_as_it_is(model: CausalLM) -> None:
-    found = calibrate(model, IDS, ask("int8"))
+def queries_of(folder: Path, ids: list[int]) -> list[np.ndarray]:
+    """Of each layer [num_tokens, num_heads, head_dim], as attention gets them."""
+
+    class Listening(NativeOps):
+        def paged_attention(self, q: np.ndarray, *args: Any, **more: Any) -> None:
+            found.append(q.copy())
+            NativeOps.paged_attention(self, q, *args, **more)
+
+    found: list[np.ndarray] = []
+    model = load_model(open_model(folder), Listening(1), "f32")
+    OneText(model, model.kv_groups("f32"), len(ids)).run(ids)
+    return found
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "falcon_7b", "gpt2", "mixtral"])
+def test_channels_of_k_and_of_q_are_balanced(tmp_path: Path, family: str, kv_format: str) -> None:
+    """In every channel K and the queries have the same share of their mean square, after the scales."""
+    folder = make_family(tmp_path / family, family)
+    model = load_model(open_model(folder), NativeOps(1), "f32")
+    found = calibrate(model, IDS, ask(kv_format, "hadamard"))
     text = OneText(model, model.kv_groups("f32"), len(IDS))
     text.run(IDS, len(IDS) - 1)
-    for index, (k_scales, v_scales) in enumerate(zip(found.k, found.v, strict=True)):
-        assert np.array_equal(k_scales, np.abs(text.read(index, len(IDS))[0]).max(axis=1))
-        assert (v_scales == 1).all()
+    for index, queries in enumerate(queries_of(folder, IDS)):
+        k, v = text.read(index, len(IDS))
+        heads = queries.reshape(len(IDS), len(k), -1, k.shape[2])
+        q = heads * found.k[index][:, None]
+        stored = k / found.k[index][:, None]
+        of_k, of_q = np.square(stored).mean(axis=1), np.square(q).mean(axis=(0, 2))
+        shares = [one / one.sum(axis=1, keepdims=True) for one in (of_k, of_q)]
+        np.testing.assert_allclose(*shares, rtol=2e-3)
+        if kv_format == "int8":
+            assert (found.v[index] == 1).all()
+            continue
+        largest = E4M3.largest if kv_format == "fp8_e4m3" else E5M2.largest
+        for values, scales in ((stored, np.ones_like(found.k[index])), (v / found.v[index][:, None], found.v[index])):
+            assert (scales == scales[:, :1]).all()
+            most = np.abs(turn(values)).max(axis=(1, 2))
+            np.testing.assert_allclose(most, largest / 2, rtol=1e-3)
+
+
+def test_a_channel_without_queries_or_keys_has_a_scale_too(tmp_path: Path) -> None:
+    nothing = np.zeros((2, 16))
+    some = np.ones((2, 16))
+    some[:, 3] = 0
+    for k, q in ((nothing, nothing), (some, nothing), (nothing, some), (some, some)):
+        scales = _balanced(k, q)
+        assert (np.isfinite(scales) & (scales > 0)).all()

@@ -54,11 +54,11 @@ def test_a_server_says_which_scales_it_uses(command_line: CommandLine, model: Pa
     elsewhere = text.with_suffix(".scales")
     assert command_line("calibrate", model, "--threads", "1", "--text", packed, "--output", elsewhere).code == 0
     with serving(model, *FP8, "--kv-cache-scales", str(elsewhere)) as (_, lines):
-        assert "KV cache fp8_e4m3 with the scales of text.scales (by head, digest " in lines[0]
+        assert "KV cache fp8_e4m3 with the scales of text.scales (by hadamard, digest " in lines[0]
         status = ask(f"{url_of(lines)}/v1/kv/status")
         assert status["kv_cache_dtype"] == "fp8_e4m3"
         scales = status["kv_scales"]
-        assert (scales["file"], scales["scheme"], len(scales["digest"])) == ("text.scales", "head", 64)
+        assert (scales["file"], scales["scheme"], len(scales["digest"])) == ("text.scales", "hadamard", 64)
         assert not any("calibrated" in line for line in status["degraded"])
     with serving(model, *FP8, "--kv-cache-scales", "none") as (_, lines):
         assert "KV cache fp8_e4m3, uncalibrated, " in lines[0]

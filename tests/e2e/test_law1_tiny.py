@@ -17,6 +17,7 @@ from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
+from octavo.executor.config import SCALABLE_FORMATS, schemes_of
 from octavo.kernels.native import NativeOps, supported_instruction_sets
 from octavo.models.loader import CausalLM, load_model, open_model
 from tests.e2e import law1_cases as cases
@@ -62,7 +63,7 @@ def test_every_case_on_every_other_kv_format(wide: Path, kv_format: str) -> None
 
 @pytest.mark.parametrize(
     ("kv_format", "scheme"),
-    [("fp8_e4m3", "head"), ("fp8_e4m3", "channel"), ("fp8_e5m2", "head"), ("fp8_e5m2", "channel"), ("int8", "channel")],
+    [(kv_format, scheme) for kv_format in SCALABLE_FORMATS for scheme in schemes_of(kv_format)],
 )
 def test_every_case_with_calibrated_scales(wide: Path, kv_format: str, scheme: str) -> None:
     ops = NativeOps(2)

@@ -14,9 +14,11 @@ import pytest
 from safetensors.numpy import save
 
 from octavo.core.block_key import BlockKeyChain
+from octavo.core.kv_bytes import FORMAT_BYTES
+from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.errors import ConfigError
-from octavo.executor.config import ExecutorConfig
+from octavo.executor.config import SCALE_SCHEMES, ExecutorConfig
 from octavo.executor.kv_scales import KVScales, default_scales_path, read_scales, write_scales
 from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
@@ -34,7 +36,7 @@ def make_scales(num_layers: int = 2, scheme: str = "channel", seed: int = 0) -> 
     return KVScales("fp8_e4m3", scheme, tuple(k), tuple(v), MODEL, "b" * 64, 123, "1.2.3")
 
 
-@pytest.mark.parametrize("scheme", ["head", "channel"])
+@pytest.mark.parametrize("scheme", SCALE_SCHEMES)
 def test_a_round_trip_keeps_every_number(tmp_path: Path, scheme: str) -> None:
     made, path = make_scales(scheme=scheme), tmp_path / "scales.safetensors"
     write_scales(path, made)
@@ -82,6 +84,8 @@ def _number(value: float) -> Callable[[dict[str, str], dict[str, np.ndarray]], N
     ("change", "message"),
     [
         (_set("kind", "something else"), "does not say that it is"),
+        (_set("kind", "octavo kv scales 1"), r"are of an older form \('octavo kv scales 1'\)"),
+        (_set("scheme", "hadamard"), "not those of its digest"),
         (_set("format", "fp8_e5m2"), "has scales for fp8_e5m2, not for fp8_e4m3"),
         (_set("model_digest", "c" * 64), r"another model \(digest cccccccccccc, and this one's is aaaaaaaaaaaa\)"),
         (_set("scheme", "token"), "scheme 'token'"),
@@ -141,6 +145,31 @@ def test_a_cache_has_them_in_every_layer_and_refuses_others() -> None:
             KVStorage(wrong, 4, scales=scales)
 
 
+def test_heads_are_turned_where_scheme_or_format_say_so() -> None:
+    """Of int8, k8v4 and int4 always; latents never."""
+    for scheme in SCALE_SCHEMES:
+        storage = KVStorage(spec("fp8_e4m3"), 4, scales=make_scales(scheme=scheme))
+        assert [layer.is_turned for layer in storage.layers] == 2 * [scheme == "hadamard"]
+    for kv_format in FORMAT_BYTES:
+        groups = build_groups([LayerGeometry(1, 32, kv_format)])
+        (layer,) = KVStorage(KVSpec(groups, 16), 4).layers
+        assert layer.is_turned == (kv_format in ("int8", "k8v4", "int4"))
+        assert layer.tail is None or not layer.tail.is_turned
+    latent = KVGroupSpec("latent", (0,), 1, 32, "int8", kind="latent")
+    assert not KVStorage(KVSpec((latent,), 16), 4).layers[0].is_turned
+
+
+def test_int8_has_scales_of_the_scheme_hadamard_alone(tmp_path: Path) -> None:
+    path = tmp_path / "scales.safetensors"
+    for scheme in SCALE_SCHEMES:
+        write_scales(path, replace(make_scales(scheme=scheme), kv_format="int8"))
+        if scheme == "hadamard":
+            assert read_scales(path, "int8", MODEL).is_turned
+        else:
+            with pytest.raises(ConfigError, match=f"scheme '{scheme}'"):
+                read_scales(path, "int8", MODEL)
+
+
 def test_layers_in_another_format_have_no_scales() -> None:
     groups = (
         KVGroupSpec("a", (0,), 2, 16, "fp8_e4m3", padding_bytes_per_token=64),
@@ -184,11 +213,18 @@ def test_scales_are_found_beside_the_model_or_asked_for_by_name(tmp_path: Path) 
     assert kv_setting(ExecutorConfig(), model, running) == KVSetting("bf16")
 
 
+@pytest.mark.parametrize("kv_format", ["int8", "k8v4", "int4"])
+def test_blocks_of_before_heads_were_turned_are_others(kv_format: str) -> None:
+    """F2: what such a cache on disk holds is read as something else now."""
+    assert KVSetting(kv_format).key_name(f"{kv_format} (bf16 in layer 0)") == f"{kv_format} (bf16 in layer 0), turned"
+    assert KVSetting("bf16").key_name("bf16") == "bf16"
+
+
 def test_other_scales_are_other_blocks() -> None:
     """F2, F10: each set of scales, and none, has keys of its own."""
     settings = [KVSetting("fp8_e4m3"), KVSetting("fp8_e5m2")]
     settings += [KVSetting("fp8_e4m3", make_scales(seed=seed)) for seed in range(3)]
-    settings.append(KVSetting("fp8_e4m3", make_scales(scheme="head")))
+    settings += [KVSetting("fp8_e4m3", make_scales(scheme=scheme)) for scheme in ("head", "hadamard")]
     roots = {
         BlockKeyChain(model_digest=MODEL, kv_format=one.key_name(one.kv_format), block_size=16).root("tenant")
         for one in settings

@@ -11,7 +11,7 @@ import pytest
 from octavo.core.kv_bytes import FORMAT_BYTES, vector_bytes
 from octavo.kernels.native import supported_instruction_sets
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
-from octavo.kv_formats import layout
+from octavo.kv_formats import hadamard, layout
 
 FORMATS = tuple(FORMAT_BYTES)
 INSTRUCTION_SETS = supported_instruction_sets()
@@ -100,6 +100,7 @@ class Pool:
         poison: float = np.nan,
         seed: int = 0,
         scales: tuple[F32, F32] | None = None,
+        is_turned: bool = False,
     ) -> None:
         self.geometry = geometry
         token_bytes = geometry.num_kv_heads * vector_bytes(geometry.kv_format, geometry.head_dim)
@@ -123,6 +124,7 @@ class Pool:
             geometry.kv_format,
             k_scales=scales[0] if scales else None,
             v_scales=scales[1] if scales else None,
+            is_turned=is_turned,
         )
         if tail_format is not None:
             tail = replace(self.kv, layer_offset=3 * layer_bytes, kv_format=tail_format, group=1, kind="tail")
@@ -164,6 +166,8 @@ class Pool:
         tile_bytes = sum(layout.tile_bytes(self.kv))
         if self.kv.k_scales is not None and self.kv.v_scales is not None:
             k, v = k / self.kv.k_scales[:, None], v / self.kv.v_scales[:, None]
+        if self.kv.is_turned:
+            k, v = k if self.kv.tail is not None else hadamard.turn(k), hadamard.turn(v)
         for start in range(0, num_tokens, tokens):
             count = min(tokens, num_tokens - start)
             for head in range(self.geometry.num_kv_heads):

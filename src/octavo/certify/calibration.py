@@ -1,10 +1,13 @@
-"""Scales for an 8-bit float cache, from what a model writes on a text.
+"""Scales for an 8-bit cache, from what a model writes, and asks for, on a text.
 
-A scale must keep the largest number seen below the format's largest. Within that, a float of few bits is most exact
-just below a power of two, so of several scales up to twice as large the one with the least squared error is taken.
+Of the scheme "hadamard", a channel of K is divided by the root of (root mean square of K / that of the queries): then
+a turned vector, which has the same error everywhere, costs scores the least (`_balanced`). For int8, which has a scale
+for each token, that is all; the channels of a float share one more, which keeps twice the largest number seen below
+the format's largest.
 
-int8 has a scale for each token, which a channel of K that is large in every token spoils for the others: there each
-channel of K is divided by its largest number, and V is left as it is. It does not know files.
+Of "head" and "channel", a scale must keep the largest number seen below the format's largest. Within that, a float of
+few bits is most exact just below a power of two, so of several scales up to twice as large the one with the least
+squared error is taken. It does not know files.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import numpy as np
 from octavo.certify.one_text import OneText
 from octavo.certify.text_digest import text_digest
 from octavo.errors import ConfigError
-from octavo.executor.config import SCALABLE_FORMATS, SCALE_SCHEMES
+from octavo.executor.config import HADAMARD, SCALABLE_FORMATS, SCALE_SCHEMES, schemes_of
 from octavo.executor.kv_scales import KVScales
-from octavo.kernels.ops import F32, F64
+from octavo.kernels.ops import F32, F64, HeardQueries
+from octavo.kv_formats import hadamard
 from octavo.kv_formats.small_float import E4M3, E5M2, SmallFloat
 from octavo.models.family import CausalLM
 
@@ -28,6 +32,8 @@ NUM_TRIED = 8  # scales, from 1 to 2 times the least
 TRIED_TOKENS = 64  # of each piece, by which scales are compared: evenly over it
 _FLOATS: dict[str, SmallFloat] = {"fp8_e4m3": E4M3, "fp8_e5m2": E5M2}
 _LEAST = np.float32(2.0**-40)  # of a scale: a channel that is always 0 has one too
+_LEAST_SHARE = 1e-6  # of the mean square of a head: what a channel has at least
+_ROOM = np.float32(2.0)  # for numbers that are larger than those seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,11 @@ class CalibrationAsk:
         ):
             if value not in known:
                 raise ConfigError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-        if self.kv_format not in _FLOATS and self.scheme != "channel":
-            raise ConfigError(f"scheme is {self.scheme!r}; {self.kv_format} has a scale for each head: take channel")
-
-
-def default_scheme(kv_format: str) -> str:
-    return "head" if kv_format in _FLOATS else "channel"
+        if self.scheme not in schemes_of(self.kv_format):
+            raise ConfigError(
+                f"scheme is {self.scheme!r}; {self.kv_format} has a scale for each token and head, and turned heads: "
+                f"take {HADAMARD}"
+            )
 
 
 def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) -> KVScales:
@@ -66,8 +71,7 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
         raise ConfigError("the text has no tokens; give one of some thousands")
     size = min(len(token_ids), TEXT_TOKENS, model.config.max_position_embeddings)
     text, pieces = OneText(model, groups, size), [token_ids[i : i + size] for i in range(0, len(token_ids), size)]
-    largest = _largest_of(text, pieces, ask.scheme)
-    best = _of_floats(text, pieces, ask, largest) if ask.kv_format in _FLOATS else [_of_int8(k, v) for k, v in largest]
+    best = _of_turned(text, pieces, ask) if ask.scheme == HADAMARD else _of_floats(text, pieces, ask)
     return KVScales(
         kv_format=ask.kv_format,
         scheme=ask.scheme,
@@ -80,15 +84,45 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
     )
 
 
-def _of_int8(k_largest: F32, v_largest: F32) -> tuple[F32, F32]:
-    return np.maximum(k_largest, _LEAST), np.ones_like(v_largest)
+def _of_turned(text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk) -> list[tuple[F32, F32]]:
+    """Of each layer the scales of the scheme "hadamard"."""
+    heard = HeardQueries([np.zeros(shape) for shape in text.head_shapes])
+    squares = [np.zeros(shape) for shape in text.head_shapes]
+    for _, pairs in _read(text, pieces, heard):
+        for of_layer, (k, _) in zip(squares, pairs, strict=True):
+            of_layer += np.square(k, dtype=np.float64).sum(axis=1)
+    k_scales = [_balanced(k, q) for k, q in zip(squares, heard.squares, strict=True)]
+    ones = [np.ones_like(k) for k in k_scales]
+    form = _FLOATS.get(ask.kv_format)
+    if form is None:
+        return list(zip(k_scales, ones, strict=True))
+    largest: list[tuple[F32, F32]] = [(np.zeros_like(k), np.zeros_like(k)) for k in k_scales]
+    for _, pairs in _read(text, pieces):
+        for index, (k, v) in enumerate(pairs):
+            turned = (hadamard.turn(k / k_scales[index][:, None]), hadamard.turn(v))
+            of_k, of_v = (np.maximum(a, _largest(b, "head")) for a, b in zip(largest[index], turned, strict=True))
+            largest[index] = of_k, of_v
+    return [
+        (np.asarray(k * _scale(_ROOM * of_k, form), np.float32), _scale(_ROOM * of_v, form))
+        for k, (of_k, of_v) in zip(k_scales, largest, strict=True)
+    ]
 
 
-def _of_floats(
-    text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk, largest: list[tuple[F32, F32]]
-) -> list[tuple[F32, F32]]:
-    """Of each layer the scales with the least squared error."""
+def _balanced(k_squares: F64, q_squares: F64) -> F32:
+    """What channels of K are divided by, and those of q multiplied, so that a turned K costs scores least.
+
+    All numbers of a turned vector have the same error e, in proportion to its length. Scores then have, on average,
+    e |q'|, with q' = q times the scales: |k'| |q'| is least where mean squares of both are alike in each channel.
+    """
+    k, q = (x + _LEAST_SHARE * x.mean(axis=1, keepdims=True) + float(_LEAST) for x in (k_squares, q_squares))
+    scales = (k / q) ** 0.25
+    return np.asarray(scales / np.exp(np.log(scales).mean(axis=1, keepdims=True)), np.float32)
+
+
+def _of_floats(text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk) -> list[tuple[F32, F32]]:
+    """Of each layer the scales with the least squared error, of the schemes "head" and "channel"."""
     form, scheme = _FLOATS[ask.kv_format], ask.scheme
+    largest = _largest_of(text, pieces, scheme)
     least = [(_scale(k, form), _scale(v, form)) for k, v in largest]
     errors: list[tuple[F64, F64]] = []
     for count, pairs in _read(text, pieces):
@@ -101,10 +135,12 @@ def _of_floats(
     return [(_best(k, a), _best(v, b)) for (k, v), (a, b) in zip(least, errors, strict=True)]
 
 
-def _read(text: OneText, pieces: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[tuple[F32, F32]]]]:
+def _read(
+    text: OneText, pieces: Sequence[Sequence[int]], heard: HeardQueries | None = None
+) -> Iterator[tuple[int, list[tuple[F32, F32]]]]:
     """How many tokens each piece of the text has, and what every layer keeps of them."""
     for piece in pieces:
-        logits = text.run(piece, len(piece) - 1)
+        logits = text.run(piece, len(piece) - 1, heard)
         if not np.isfinite(logits).all():
             raise ConfigError("the model gives logits that are not finite on this text; check the model and the text")
         yield len(piece), [text.read(index, len(piece)) for index in range(text.num_layers)]

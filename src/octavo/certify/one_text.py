@@ -12,7 +12,7 @@ import numpy as np
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.executor.kv_scales import KVScales
 from octavo.executor.kv_storage import KVStorage
-from octavo.kernels.ops import F32, I32, AttentionBatch
+from octavo.kernels.ops import F32, I32, AttentionBatch, HeardQueries
 from octavo.kv_formats.layout import read_tokens
 from octavo.models.family import CausalLM
 
@@ -32,12 +32,16 @@ class OneText:
         self._tables = np.arange(len(groups) * num_blocks, dtype=np.int32).reshape(len(groups), 1, num_blocks)
         self.spec = spec
 
-    def run(self, token_ids: Sequence[int], first_logits: int = 0) -> F32:
-        """Logits of the tokens from `first_logits` on: [len(token_ids) - first_logits, vocab_size]."""
+    def run(self, token_ids: Sequence[int], first_logits: int = 0, heard: HeardQueries | None = None) -> F32:
+        """Logits of the tokens from `first_logits` on: [len(token_ids) - first_logits, vocab_size].
+
+        heard: what the queries of the text are added to.
+        """
         found = []
         for start in range(0, len(token_ids), CHUNK_TOKENS):
             ids = np.array(token_ids[start : start + CHUNK_TOKENS], np.int32)
-            batch = AttentionBatch(np.array([0, len(ids)], np.int32), np.array([start], np.int32), self._tables)
+            query_start, position = np.array([0, len(ids)], np.int32), np.array([start], np.int32)
+            batch = AttentionBatch(query_start, position, self._tables, heard=heard)
             wanted = np.arange(max(0, first_logits - start), len(ids), dtype=np.int32)
             rows: I32 = wanted if len(wanted) else np.array([len(ids) - 1], np.int32)
             logits = self._model.forward(ids, batch, self._storage.layers, rows)
@@ -49,6 +53,11 @@ class OneText:
         """K and V of the text's first tokens, each [num_kv_heads, num_tokens, head_dim]; for layers of pairs."""
         layer = self._storage.layers[layer_index]
         return read_tokens(layer, self._tables[layer.group, 0], num_tokens)
+
+    @property
+    def head_shapes(self) -> list[tuple[int, int]]:
+        """Of each layer the KV heads and the numbers of one."""
+        return [(layer.num_kv_heads, layer.head_dim) for layer in self._storage.layers]
 
     @property
     def num_layers(self) -> int:

@@ -1,4 +1,4 @@
-"""`octavo calibrate`: scales for an 8-bit float cache. It does not know how they are found, nor their file."""
+"""`octavo calibrate`: scales for an 8-bit cache. It does not know how they are found, nor their file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certifi
 @click.option(
     "--scheme",
     type=click.Choice(SCALE_SCHEMES),
-    help="One scale for each KV head, or for each channel of it. [default: head; of int8 channel]",
+    default=SCALE_SCHEMES[0],
+    show_default=True,
+    help="hadamard: scales of channels of K by what errors there cost, and heads turned before they are rounded. Of "
+    "fp8 also one scale for each KV head, or for each channel of it, without the turn.",
 )
 @click.option("--tokens", type=click.IntRange(2), default=4096, show_default=True, help="Tokens of the text, at most.")
 @click.option(
@@ -40,14 +43,14 @@ _NO_USE = ("kv_cache_dtype", "kv_cache_skip_layers", "kv_cache_scales", "certifi
 )
 @flags_of(ExecutorConfig, without=_NO_USE)
 def calibrate(
-    model: str, text_file: Path, kv_format: str, scheme: str | None, tokens: int, output: Path | None, **values: Any
+    model: str, text_file: Path, kv_format: str, scheme: str, tokens: int, output: Path | None, **values: Any
 ) -> None:
     """Find scales for MODEL's K and V in fp8 or int8, on a text, and keep them beside the model.
 
     `--kv-cache-dtype fp8_e4m3` (or fp8_e5m2, or int8) then uses them. MODEL is a directory, a .gguf file, an alias
     such as smollm2, or a hub id.
     """
-    from octavo.certify.calibration import CalibrationAsk, default_scheme
+    from octavo.certify.calibration import CalibrationAsk
     from octavo.certify.calibration import calibrate as find_scales
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.progress import progress_bar
@@ -65,7 +68,6 @@ def calibrate(
     with progress_bar(f"loading {model}") as progress:
         dtype = resolve_weights_dtype(config.weights_dtype, source.config.dtype)
         loaded = load_model(source, NativeOps(config.threads, config.instruction_set), dtype, progress)
-    scheme = scheme or default_scheme(kv_format)
     scales = find_scales(loaded, token_ids, CalibrationAsk(kv_format, scheme, source.digest, octavo_version()))
     write_scales(path, scales)
     click.echo(

@@ -18,7 +18,7 @@ from octavo.cli.model_flags import model_argument
 from octavo.cli.text_file import text_option, token_ids_of
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
-from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig
+from octavo.executor.config import HADAMARD, SCALABLE_FORMATS, ExecutorConfig
 
 if TYPE_CHECKING:
     from octavo.certify.certification import Ask
@@ -160,7 +160,7 @@ class _Opened:
 
     def _scales(self, kv_format: str, token_ids: Sequence[int]) -> KVScales | None:
         """Those that were kept for the model; else new ones, kept beside it or in the cache. None: it has none."""
-        from octavo.certify.calibration import CalibrationAsk, calibrate, default_scheme
+        from octavo.certify.calibration import CalibrationAsk, calibrate
         from octavo.cli.model_cache import cache_dir
         from octavo.cli.versions import octavo_version
         from octavo.executor.kv_scales import read_scales, scales_paths, write_scales
@@ -171,7 +171,7 @@ class _Opened:
                 return read_scales(path, kv_format, self.source.digest)
         if any(group.kind != "pair" for group in self.model.kv_groups("f32")):
             return None
-        asked = CalibrationAsk(kv_format, default_scheme(kv_format), self.source.digest, octavo_version())
+        asked = CalibrationAsk(kv_format, HADAMARD, self.source.digest, octavo_version())
         scales = calibrate(self.model, token_ids, asked)
         with suppress(OSError):
             paths[1].parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,11 @@ CERTIFIED = "certified"  # the smallest setting of a certificate
 KV_CACHE_DTYPES = (*FORMAT_BYTES, CERTIFIED)
 SCALED_FORMATS = ("fp8_e4m3", "fp8_e5m2")  # KV formats that want calibrated scales
 SCALABLE_FORMATS = (*SCALED_FORMATS, "int8")  # those that can have some
-SCALE_SCHEMES = ("head", "channel")  # for what there is one scale
+# How scales are found: one for each head, or for each channel, by what is stored alone; or for channels of K by what it
+# costs to be wrong there, with heads turned (`kv_formats.hadamard`) before they are rounded.
+HADAMARD = "hadamard"
+SCALE_SCHEMES = (HADAMARD, "head", "channel")  # the first is the best
+
 BLOCK_STEP, MAX_BLOCK_SIZE = 16, 256
 MAX_THREADS = 1024
 
@@ -48,6 +52,11 @@ class ExecutorConfig:
             raise ConfigError(
                 f"threads is {self.threads}; it must be from 1 to {MAX_THREADS}, or 0 for one per core that may be used"
             )
+
+
+def schemes_of(kv_format: str) -> tuple[str, ...]:
+    """Those that a format may have; int8 is turned always."""
+    return SCALE_SCHEMES if kv_format in SCALED_FORMATS else (HADAMARD,)
 
 
 def resolve_weights_dtype(asked: str, model_dtype: str) -> str:

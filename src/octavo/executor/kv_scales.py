@@ -16,20 +16,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from octavo.errors import ConfigError
-from octavo.executor.config import SCALE_SCHEMES
+from octavo.executor.config import HADAMARD, schemes_of
 from octavo.kernels.ops import F32, KVLayer
 from octavo.models.cached_file import write_whole
 
-_FILE_KIND = "octavo kv scales 1"
+_FILE_KIND = "octavo kv scales 2"
+_OLDER_KINDS = ("octavo kv scales 1",)  # before heads were turned: int8 had other scales
 _KEYS = ("kind", "format", "scheme", "model_digest", "text_digest", "tokens", "octavo_version", "digest")
 _MAX_FILE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """What K and V of each layer are divided by before they are stored."""
+    """What K and V of each layer are divided by before they are stored, and, of scheme "hadamard", turned."""
 
-    kv_format: str  # one of config.SCALED_FORMATS
+    kv_format: str  # one of config.SCALABLE_FORMATS
     scheme: str  # one of SCALE_SCHEMES
     k: tuple[F32, ...]  # of each layer [num_kv_heads, head_dim]; of scheme "head" one number for all channels
     v: tuple[F32, ...]
@@ -42,11 +43,16 @@ class KVScales:
     @property
     def digest(self) -> str:
         """SHA-256 in hex of all that the bytes of a cache depend on."""
-        found = sha256(f"{_FILE_KIND} {self.kv_format} {len(self.k)}".encode())
+        turned = " turned" if self.is_turned else ""
+        found = sha256(f"{_FILE_KIND} {self.kv_format} {len(self.k)}{turned}".encode())
         for part in (*self.k, *self.v):
             found.update(f" {part.shape} ".encode())
             found.update(np.ascontiguousarray(part, "<f4").tobytes())
         return found.hexdigest()
+
+    @property
+    def is_turned(self) -> bool:
+        return self.scheme == HADAMARD
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +62,9 @@ class KVScales:
         """The layers of a cache with these scales; those that are kept in another format have none."""
         self.check_shapes(layers)
         return tuple(
-            replace(layer, k_scales=k, v_scales=v) if layer.kv_format == self.kv_format else layer
+            replace(layer, k_scales=k, v_scales=v, is_turned=self.is_turned)
+            if layer.kv_format == self.kv_format
+            else layer
             for layer, k, v in zip(layers, self.k, self.v, strict=True)
         )
 
@@ -124,6 +132,8 @@ def read_scales(path: Path, kv_format: str, model_digest: str) -> KVScales:
         raise ConfigError(f"the KV scales {path} cannot be read ({why}); {_cure(kv_format)}") from error
     except SafetensorError as error:
         raise _damaged(path, kv_format, str(error)) from error
+    if about.get("kind") in _OLDER_KINDS:
+        raise ConfigError(f"the KV scales {path} are of an older form ({about['kind']!r}); {_cure(kv_format)}")
     if about.get("kind") != _FILE_KIND or not all(key in about for key in _KEYS):
         raise _damaged(path, kv_format, f"it does not say that it is {_FILE_KIND!r}")
     if about["format"] != kv_format:
@@ -141,7 +151,7 @@ def read_scales(path: Path, kv_format: str, model_digest: str) -> KVScales:
 
 def _scales(path: Path, about: Mapping[str, str], tensors: Mapping[str, F32]) -> KVScales:
     scheme, kv_format = about["scheme"], about["format"]
-    if scheme not in SCALE_SCHEMES or not about["tokens"].isdecimal():
+    if scheme not in schemes_of(kv_format) or not about["tokens"].isdecimal():
         raise _damaged(path, kv_format, f"scheme {scheme!r}, {about['tokens']!r} tokens")
     sides: dict[str, list[F32]] = {"k_scales": [], "v_scales": []}
     for index in range(len(tensors) // 2):

@@ -15,6 +15,7 @@ from octavo.executor.config import CERTIFIED, SCALABLE_FORMATS, SCALED_FORMATS, 
 from octavo.executor.kv_scales import KVScales, read_scales, scales_paths
 from octavo.executor.numerics import numerics
 from octavo.kernels.ops import Ops
+from octavo.kv_formats.hadamard import TURNED_FORMATS
 
 UNCALIBRATED = "none"  # the value of kv_cache_scales that asks for it by name
 
@@ -64,7 +65,8 @@ class KVSetting:
 
         formats: of the layers, as `core.kv_groups.format_words` names them.
         """
-        return formats if self.scales is None else f"{formats}, scales {self.scales.digest}"
+        turned = ", turned" if self.kv_format in TURNED_FORMATS else ""  # caches of before were not
+        return f"{formats}{turned}" if self.scales is None else f"{formats}{turned}, scales {self.scales.digest}"
 
     def degraded(self, of_model: int, asked: int | None) -> tuple[str, ...]:
         """of_model: the longest context of the model; asked: the one that was asked for."""

@@ -14,6 +14,7 @@ from octavo.core.kv_spec import KVSpec
 from octavo.errors import MemoryBudgetError
 from octavo.executor.kv_scales import KVScales
 from octavo.kernels.ops import U8, KVLayer
+from octavo.kv_formats.hadamard import TURNED_FORMATS
 
 _NAN_BYTE = 0xFF  # all bits set is a NaN in every floating-point format
 
@@ -94,6 +95,7 @@ def _layers(spec: KVSpec, pool: U8) -> tuple[KVLayer, ...]:
                 kv_format=group.kv_format,
                 group=group_index,
                 kind=group.kind,
+                is_turned=group.kv_format in TURNED_FORMATS and group.kind == "pair",
             )
     assert sorted(found) == list(range(len(found)))
     return tuple(replace(found[index], tail=tails.get(index)) for index in range(len(found)))

@@ -96,5 +96,6 @@ def make_kv_view(
     kind: str,
     k_scales: F32 | None,
     v_scales: F32 | None,
+    is_turned: bool,
     tail_offset: int,
 ) -> KVView: ...

@@ -215,6 +215,7 @@ class NativeOps:
                 kv.kind,
                 kv.k_scales,
                 kv.v_scales,
+                kv.is_turned,
                 -1 if kv.tail is None else kv.tail.layer_offset,
             )
             found = self._views[key] = (kv, view)

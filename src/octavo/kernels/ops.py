@@ -56,6 +56,7 @@ class KVLayer:
     # [num_kv_heads, head_dim]: what is stored is divided by it (fp8 formats and int8, of kind "pair"); both or neither
     k_scales: F32 | None = None
     v_scales: F32 | None = None
+    is_turned: bool = False  # before they are rounded, V and, without a tail, K are turned (`kv_formats.hadamard`)
     # Formats that quantise K by whole tiles: where a row reads K of its own tile, in blocks of another group (bf16).
     tail: KVLayer | None = None
 
@@ -70,6 +71,19 @@ class WeighedRows:
     sequence: int
     first: int
     mass: I64  # [num_layers, num_kv_heads, the slots that the sequence fills in this step]
+
+
+@dataclass(frozen=True, slots=True)
+class HeardQueries:
+    """What the queries of all rows so far are: for calibration. `squares` grows by each step."""
+
+    squares: list[F64]  # of each layer [num_kv_heads, head_dim]: over the rows and the query heads of a KV head
+
+    def add(self, q: F32, layer: int) -> None:
+        """q [num_tokens, num_heads, head_dim]"""
+        num_kv_heads, head_dim = self.squares[layer].shape
+        heads = q.reshape(len(q), num_kv_heads, -1, head_dim)
+        self.squares[layer] += np.square(heads, dtype=np.float64).sum(axis=(0, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +102,7 @@ class AttentionBatch:
     # the position less what the sequence has dropped; None: nobody has dropped anything. Rotations go by the position.
     start_slot: I32 | None = None
     weighed: tuple[WeighedRows, ...] = ()  # whose attention the forward pass counts, by `Ops.attention_mass`
+    heard: HeardQueries | None = None  # where the forward pass adds the queries of all rows
 
     @property
     def slots(self) -> I32:

@@ -2,7 +2,8 @@
 
 A layer's slice of a block is [num_kv_heads][block_size / 16][K tile | V tile]; that of a latent layer, which has one
 vector a token, [block_size / 16][K tile]. Where K is quantised by whole tiles, its layer has a tail beside it,
-[num_kv_heads][block_size / 16][K tile] in the tail's format: K of a row's own tile is read there.
+[num_kv_heads][block_size / 16][K tile] in the tail's format: K of a row's own tile is read there. What a layer does
+with K and V before its format rounds them (scales, then the turn of `hadamard`) is undone when they are read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from octavo.core.kv_bytes import TILE_TOKENS, format_bytes
 from octavo.errors import ConfigError
-from octavo.kv_formats import bf16, f16, f32, fp8_e4m3, fp8_e5m2, int4, int8, k8v4
+from octavo.kv_formats import bf16, f16, f32, fp8_e4m3, fp8_e5m2, hadamard, int4, int8, k8v4
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -66,6 +67,8 @@ class KVSlice(Protocol):
     @property
     def v_scales(self) -> F32 | None: ...
     @property
+    def is_turned(self) -> bool: ...
+    @property
     def tail(self) -> KVSlice | None: ...
 
 
@@ -99,6 +102,7 @@ def write_token(kv: KVSlice, block_id: int, slot: int, k: F32, v: F32, tail_id: 
     form = codec(kv.kv_format)
     if kv.k_scales is not None and kv.v_scales is not None:
         k, v = k / kv.k_scales, v / kv.v_scales
+    k, v = _turned(kv, k, v)
     for head in range(kv.num_kv_heads):
         k_tile, v_tile = _tile(kv, block_id, head, slot // TILE_TOKENS)
         if kv.tail is None:
@@ -109,6 +113,13 @@ def write_token(kv: KVSlice, block_id: int, slot: int, k: F32, v: F32, tail_id: 
             if slot % TILE_TOKENS == TILE_TOKENS - 1:
                 form.write_k(k_tile, 0, codec(kv.tail.kv_format).decode_k(tail_tile))
         form.write_v(v_tile, slot % TILE_TOKENS, v[head : head + 1])
+
+
+def _turned(kv: KVSlice, k: F32, v: F32) -> tuple[F32, F32]:
+    """There and back again. K that is rounded by whole tiles, channel by channel, is not turned."""
+    if not kv.is_turned:
+        return k, v
+    return k if kv.tail is not None else hadamard.turn(k), hadamard.turn(v)
 
 
 def write_latent(kv: KVSlice, block_id: int, slot: int, latent: F32) -> None:
@@ -141,6 +152,7 @@ def read_tokens(
                 tail_id = int(tail_table[start // kv.block_size])
                 tail_tile, _ = _tile(kv.tail, tail_id, head, slot // TILE_TOKENS)
                 k[head, to : to + count] = codec(kv.tail.kv_format).decode_k(tail_tile)[:count]
+    k, v = _turned(kv, k, v)
     if kv.k_scales is not None and kv.v_scales is not None:
         k, v = k * kv.k_scales[:, None], v * kv.v_scales[:, None]
     return k[:, first - skip :], v[:, first - skip :]

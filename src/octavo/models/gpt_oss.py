@@ -22,7 +22,7 @@ from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Rows, Vector, expert_linear, linear
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each
+from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, weigh
 from octavo.models.yarn import yarn_rope
 
 _SWIGLU_LIMIT = 7.0
@@ -287,6 +287,7 @@ class GptOssModel:
             ops.rms_norm(hidden, layer.attention_norm, eps, normed)
             ops.linear(normed, layer.qkv, qkv)
             ops.rope_write(qkv, batch, rope, kv, q)
+            weigh(ops, q, batch, kv, config.head_dim**-0.5, index)
 
             if index == config.num_layers - 1 and not are_all_rows(logits_rows, num_tokens):
                 # K and V are written for every row; past this point only rows that become logits are needed.

@@ -44,7 +44,9 @@ def are_all_rows(logits_rows: I32, num_tokens: int) -> bool:
 
 
 def weigh(ops: Ops, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, layer: int) -> None:
-    """Count the attention of the rows of which that is wanted. Before rows are left out: they may be any."""
+    """Count what rows look at, and hear their queries, where that is wanted. Before rows are left out: any may be."""
+    if batch.heard is not None:
+        batch.heard.add(q, layer)
     for rows in batch.weighed:
         ops.attention_mass(q, batch, kv, scale, rows, layer)
 

@@ -142,6 +142,10 @@ void pack_queries(const AttentionArgs& args, const Piece& piece, const ThreadSpa
         for (int d = 0; d < head_dim; d += 16) store(scaled + d, mul(load(q + d), load(k_scales + d)));
         q = scaled;
       }
+      if (args.kv.turns_k) {
+        turn(q, head_dim, scaled);
+        q = scaled;
+      }
       Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
     }
   }
@@ -298,7 +302,7 @@ void run_piece(void* context, int piece_index, int thread) {
   }
   const float* v_scales = args.kv.v_scales ? args.kv.v_scales + piece.kv_head * args.v_dim : nullptr;
   for (int i = 0; i < num_blocks; i++)
-    finish_rows(space.blocks[i], args.v_dim, args.sinks, args.num_heads, v_scales, args.out);
+    finish_rows(space.blocks[i], args.v_dim, args.sinks, args.num_heads, v_scales, args.kv.turns_v, args.out);
 }
 
 template <class Form>

@@ -9,6 +9,7 @@
 #include "attention_bf16_dot.hpp"
 #include "attention_tiles.hpp"
 #include "attention_widened.hpp"
+#include "hadamard.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -259,7 +260,7 @@ static void merge_span(RowBlock& block, int v_dim, const SpanResult& span) {
 // Divides by the sum of the weights and, where there is one, of the head's sink: a logit without a value.
 // Adding 0 makes -0 into +0: which of them a sum of zeros is depends on the rows beside it.
 static void finish_rows(const RowBlock& block, int v_dim, const float* sinks, int num_heads, const float* v_factors,
-                        float* out) {
+                        bool is_turned, float* out) {
   alignas(64) float factors[kLanes];
   F16 share = set1(1.f), sum = load(block.l);
   if (sinks) {
@@ -274,8 +275,10 @@ static void finish_rows(const RowBlock& block, int v_dim, const float* sinks, in
   for (int row = 0; row < block.num_rows; row++) {
     const F16 factor = set1(factors[row]);
     float* to = out + static_cast<size_t>(block.out_row[row]) * v_dim;
+    float* from = block.o + row * v_dim;
+    if (is_turned) turn(from, v_dim, from);
     for (int d = 0; d < v_dim; d += 16) {
-      F16 value = mul(load(block.o + row * v_dim + d), factor);
+      F16 value = mul(load(from + d), factor);
       if (v_factors) value = mul(value, load(v_factors + d));
       store(to + d, add(value, zero()));
     }

@@ -21,7 +21,7 @@ struct KVView {
 
 inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
                                      int head_dim, const std::string& format, const std::string& kind,
-                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales, int64_t tail_offset) {
+                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales, bool is_turned, int64_t tail_offset) {
   require(kind == "pair" || kind == "latent", "kind must be pair or latent");
   const bool is_latent = kind == "latent";
   require(block_size >= 16 && block_size % 16 == 0 && block_size <= 256, "block_size must be a multiple of 16 up to 256");
@@ -31,9 +31,11 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
   auto view = std::make_unique<KVView>();
   const KVFormat f = kv_format(format);
   require(head_dim % kv_dim_step(f) == 0, "head_dim must be a multiple of 32 for this KV format");
-  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, nullptr, nullptr, is_latent, tail_offset};
+  view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, nullptr, nullptr, is_latent, tail_offset,
+                is_turned && !has_tail(f), is_turned};
   require((tail_offset >= 0) == has_tail(f), "a layer has a tail where its KV format quantises K by whole tiles, and only there");
   require(!(is_latent && has_tail(f)), "latents cannot be kept in a KV format that has tails");
+  require(!(is_turned && is_latent), "latents are not turned");
   const int64_t tile_bytes = k_tile_bytes(f, head_dim) + (is_latent ? 0 : v_tile_bytes(f, head_dim));
   const int64_t layer_bytes = tile_bytes * num_kv_heads * (block_size / 16);
   require(layer_offset >= 0 && layer_offset + layer_bytes <= block_bytes, "the layer does not lie inside a block");

@@ -47,6 +47,7 @@ struct KVLayerArgs {
   const float *k_scales, *v_scales;  // [num_kv_heads, head_dim] or null: what is stored is divided by them
   bool is_latent;  // one vector a token, which is K and, as far as its first numbers go, V
   int64_t tail_offset;  // in blocks of the tail's table, where the format has a tail; else -1
+  bool turns_k, turns_v;  // hadamard.hpp: before they are rounded; so q is turned, or what attention gives
 };
 
 struct BatchArgs {

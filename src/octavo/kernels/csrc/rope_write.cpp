@@ -1,5 +1,6 @@
 // Per token: RMS norm of the q and k heads where the model has it, rotation, and K and V into their slot of the pool.
 #include "batch_rows.hpp"
+#include "hadamard.hpp"
 #include "kv_encode.hpp"
 #include "ops.hpp"
 
@@ -64,6 +65,11 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
     if (kv.k_scales) {
       divide(rotated, kv.k_scales + head * head_dim, head_dim, rotated);
       divide(v, kv.v_scales + head * head_dim, head_dim, normal);
+      value = normal;
+    }
+    if (kv.turns_k) turn(rotated, head_dim, rotated);
+    if (kv.turns_v) {
+      turn(value, head_dim, normal);
       value = normal;
     }
     uint8_t* tile = tile_at(kv, layout, args.batch, sequence, position, head);
