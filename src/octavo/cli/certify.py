@@ -184,9 +184,9 @@ def _open(model: str, values: dict[str, Any]) -> _Opened:
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.progress import progress_bar
     from octavo.engine.tokenizer import Tokenizer
-    from octavo.executor.config import resolve_weights_dtype
     from octavo.kernels.native import NativeOps
     from octavo.models.loader import load_model, open_model
+    from octavo.models.packed_size import resolve_weights_dtype
 
     config = config_from(ExecutorConfig, values)
     source = open_model(resolve_model(model))

@@ -15,7 +15,7 @@ import numpy as np
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError, OctavoError
-from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig, resolve_weights_dtype
+from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig
 from octavo.executor.kv_setting import UNCALIBRATED
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.likelihood import nats_per_token
@@ -23,6 +23,7 @@ from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, AttentionBatch
 from octavo.models.family import CausalLM
 from octavo.models.loader import ModelSource, load_model, open_model
+from octavo.models.packed_size import resolve_weights_dtype
 from octavo.planner.compression import ALL_TOKENS, AS_TRAINED, Comparison
 from octavo.planner.compression_quality import DEFAULT_MAX_KL, DEFAULT_MIN_TOP1, Likelihood, Measured
 
