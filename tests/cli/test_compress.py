@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from octavo.executor.certificate import FILE_KIND, write_certificate
 from octavo.models.loader import open_model
 from tests.cli.conftest import CommandLine
 from tests.models.tiny_models import make_tiny_model
+
+FOX = "The quick brown fox jumps over the lazy dog. "
 
 
 def made(command_line: CommandLine, *arguments: object) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def test_what_cannot_be_is_told(arguments: tuple[str, ...], code: int, words: st
 
 def test_measure(tiny_model: Path, tmp_path: Path, command_line: CommandLine) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    text.write_text(FOX * 20)
     arguments = (tiny_model, "--context", "64", "--kv-cache-memory", "1MiB", "--measure", "--text", text)
     found = made(command_line, *arguments, "--text-tokens", "40")
     by_name = {one["kv_format"]: one for one in found["measured"]}
@@ -84,6 +87,9 @@ def test_measure(tiny_model: Path, tmp_path: Path, command_line: CommandLine) ->
     assert any("40 tokens as one request, weights in f32" in note for note in found["notes"])
     row = next(one for one in found["rows"] if one["ways"] == ["bits"] and one["kv_cache_dtype"] == "int8")
     assert row["kl_mean"] == by_name["int8"]["kl_mean"]
+    packed = tmp_path / "text.txt.gz"
+    packed.write_bytes(gzip.compress(text.read_bytes()))
+    assert made(command_line, *arguments[:-1], packed, "--text-tokens", "40") == found
 
 
 def test_fewer_heads_and_tokens_are_measured_as_well(
@@ -113,7 +119,7 @@ def test_measure_needs_a_text_that_can_be_read(tiny_model: Path, tmp_path: Path,
     short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
     short.write_text("")
     binary.write_bytes(b"\xff\xfe\x00\xd8")
-    for file, words in ((short, "the text has 0 tokens"), (binary, "is no text in UTF-8")):
+    for file, words in ((short, "the text has 0 tokens"), (binary, "is not UTF-8 text")):
         ended = command_line("compress", tiny_model, "--kv-cache-memory", "1MiB", "--measure", "--text", file)
         assert (ended.code, ended.out) == (1, "")
         assert words in ended.err
