@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from octavo.cli import compress, compress_measure
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.executor.certificate import FILE_KIND, write_certificate
-from octavo.models.loader import open_model
+from octavo.kernels.native import NativeOps
+from octavo.models.loader import load_model, open_model
+from octavo.planner.compression_advice import SCENARIOS as advised
 from tests.cli.conftest import CommandLine
 from tests.models.tiny_models import make_tiny_model
 
@@ -90,6 +93,28 @@ def test_measure(tiny_model: Path, tmp_path: Path, command_line: CommandLine) ->
     packed = tmp_path / "text.txt.gz"
     packed.write_bytes(gzip.compress(text.read_bytes()))
     assert made(command_line, *arguments[:-1], packed, "--text-tokens", "40") == found
+
+
+def test_a_text_of_any_length_is_measured_in_requests_of_one_size(tiny_model: Path) -> None:
+    """So that neither logits nor caches grow with it; each request begins with an empty cache."""
+    model = load_model(open_model(tiny_model), NativeOps(1), "f32")
+    token_ids = [(7 * at * at + 3 * at) % 300 + 3 for at in range(100)]
+    notes: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compress_measure, "PIECE_TOKENS", 40)
+        cut = {one.kv_format: one for one in compress_measure.measure_formats(model, token_ids, notes)}
+    parts = [token_ids[:40], token_ids[40:80], token_ids[80:]]
+    apart = [{one.kv_format: one for one in compress_measure.measure_formats(model, part, notes)} for part in parts]
+    for name, one in cut.items():
+        whole = sum(found[name].kl_mean * len(part) for found, part in zip(apart, parts, strict=True)) / 100
+        assert one.kl_mean == pytest.approx(whole, rel=1e-9)
+        assert one.top1 == pytest.approx(
+            sum(found[name].top1 * len(part) for found, part in zip(apart, parts, strict=True)) / 100
+        )
+
+
+def test_scenarios_are_those_that_are_advised_on() -> None:
+    assert advised == compress.SCENARIOS
 
 
 def test_fewer_heads_and_tokens_are_measured_as_well(

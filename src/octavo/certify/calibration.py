@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.certify.one_text import OneText
 from octavo.certify.text_digest import text_digest
 from octavo.errors import ConfigError
 from octavo.executor.config import SCALABLE_FORMATS, SCALE_SCHEMES
 from octavo.executor.kv_scales import KVScales
+from octavo.executor.one_text import OneText
 from octavo.kernels.ops import F32, F64
 from octavo.kv_formats.small_float import E4M3, E5M2, SmallFloat
 from octavo.models.family import CausalLM
