@@ -21,6 +21,7 @@ from octavo.executor.kv_scales import KVScales, default_scales_path, read_scales
 from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
 from octavo.kernels.reference import ReferenceOps
+from octavo.models.packed_size import WEIGHTS_DTYPES
 
 MODEL = "a" * 64
 CURE = r"octavo calibrate MODEL --text FILE --format fp8_e4m3"
@@ -184,15 +185,16 @@ def test_scales_are_found_beside_the_model_or_asked_for_by_name(tmp_path: Path) 
     assert kv_setting(ExecutorConfig(), model, running) == KVSetting("bf16")
 
 
-def test_other_scales_are_other_blocks() -> None:
-    """F2, F10: each set of scales, and none, has keys of its own."""
+def test_other_scales_and_weights_are_other_blocks() -> None:
+    """F2, F10: each set of scales, and none, has keys of its own, in each dtype of weights."""
     settings = [KVSetting("fp8_e4m3"), KVSetting("fp8_e5m2")]
     settings += [KVSetting("fp8_e4m3", make_scales(seed=seed)) for seed in range(3)]
     settings.append(KVSetting("fp8_e4m3", make_scales(scheme="head")))
     roots = {
-        BlockKeyChain(model_digest=MODEL, kv_format=one.key_name(one.kv_format), block_size=16).root("tenant")
+        BlockKeyChain(model_digest=MODEL, kv_format=one.key_name(one.kv_format, weights), block_size=16).root("tenant")
         for one in settings
+        for weights in WEIGHTS_DTYPES
     }
-    assert len(roots) == len(settings)
+    assert len(roots) == len(settings) * len(WEIGHTS_DTYPES)
     again = KVSetting("fp8_e4m3", replace(make_scales(), octavo_version="9", file_name="elsewhere"))
-    assert again.key_name("fp8_e4m3") == KVSetting("fp8_e4m3", make_scales()).key_name("fp8_e4m3")
+    assert again.key_name("fp8_e4m3", "f32") == KVSetting("fp8_e4m3", make_scales()).key_name("fp8_e4m3", "f32")
