@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.cli import compress, compress_measure
+from octavo.cli.text_file import read_text
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.executor.certificate import FILE_KIND, write_certificate
 from octavo.kernels.native import NativeOps
@@ -148,6 +149,12 @@ def test_measure_needs_a_text_that_can_be_read(tiny_model: Path, tmp_path: Path,
         ended = command_line("compress", tiny_model, "--kv-cache-memory", "1MiB", "--measure", "--text", file)
         assert (ended.code, ended.out) == (1, "")
         assert words in ended.err
+
+
+def test_lines_end_alike_however_a_file_ends_them(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes("one\r\ntwo\rthré\n".encode())
+    assert read_text(text, 100) == "one\ntwo\nthré\n"
 
 
 def write_one(model: Path, name: str, created: str, digest: str, *, is_certified: bool) -> None:
