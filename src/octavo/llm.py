@@ -161,7 +161,7 @@ def load(
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
-        memory=account(source, weights_dtype, scheduler_config, base_bytes, (storage, causal_lm)),
+        memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
     )
 
