@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from octavo.certify.calibration import NUM_TRIED, CalibrationAsk, _balanced, calibrate
+from octavo.certify.calibration import NUM_TRIED, CalibrationAsk, _balanced, _feedback, calibrate
 from octavo.certify.text_digest import text_digest
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError
 from octavo.executor.one_text import OneText
 from octavo.kernels.native import NativeOps
+from octavo.kv_formats.feedback import compensate
 from octavo.kv_formats.hadamard import turn
 from octavo.kv_formats.small_float import E4M3, E5M2
 from octavo.models.loader import CausalLM, load_model, open_model
@@ -152,6 +153,32 @@ def test_channels_of_k_and_of_q_are_balanced(tmp_path: Path, family: str, kv_for
             assert (scales == scales[:, :1]).all()
             most = np.abs(turn(values)).max(axis=(1, 2))
             np.testing.assert_allclose(most, largest / 2, rtol=1e-3)
+
+
+def test_feedback_makes_scores_more_exact_where_queries_are_alike() -> None:
+    """Than rounding each number to the nearest, by the queries that it was made of, before scales and turn."""
+    rng = np.random.default_rng(4)
+    k, scales = rng.standard_normal((2, 50, 64)), np.exp(rng.standard_normal((2, 64))).astype(np.float32)
+    queries = rng.standard_normal((2, 300, 4)) @ rng.standard_normal((2, 4, 64)) + 0.1 * rng.standard_normal(
+        (2, 300, 64)
+    )
+    feedback = _feedback(queries.transpose(0, 2, 1) @ queries, scales)
+    assert np.array_equal(feedback, np.triu(feedback, 1))
+    stored = turn((k / scales[:, None]).astype(np.float32))
+    nearest = E4M3.decode(E4M3.encode(stored))
+    fed = np.stack([compensate(np.ascontiguousarray(stored[:, token]), feedback, E4M3) for token in range(50)], axis=1)
+    errors = []
+    for rounded in (nearest, fed):
+        wrong = turn(rounded) * scales[:, None] - k
+        errors.append(float(np.square(queries @ wrong.transpose(0, 2, 1)).mean()))
+    assert errors[1] < errors[0] / 3
+
+
+def test_floats_of_the_scheme_hadamard_have_feedback_and_int8_has_none(model: CausalLM) -> None:
+    for kv_format, scheme in (("int8", "hadamard"), ("fp8_e4m3", "head"), ("fp8_e5m2", "channel")):
+        assert calibrate(model, IDS, ask(kv_format, scheme)).k_feedback == ()
+    found = calibrate(model, IDS, ask("fp8_e4m3", "hadamard"))
+    assert [part.shape for part in found.k_feedback] == [(2, 16, 16)] * 3
 
 
 def test_a_channel_without_queries_or_keys_has_a_scale_too(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def make_scales(num_layers: int = 2, scheme: str = "channel", seed: int = 0) -> 
     k, v = np.exp(np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
     if scheme == "head":
         k, v = np.repeat(k[..., :1], 16, axis=2), np.repeat(v[..., :1], 16, axis=2)
-    return KVScales("fp8_e4m3", scheme, tuple(k), tuple(v), MODEL, "b" * 64, 123, "1.2.3")
+    feedback = np.triu(np.random.default_rng(seed).standard_normal((num_layers, 2, 16, 16)), 1).astype(np.float32)
+    parts = tuple(feedback) if scheme == "hadamard" else ()
+    return KVScales("fp8_e4m3", scheme, tuple(k), tuple(v), parts, MODEL, "b" * 64, 123, "1.2.3")
 
 
 @pytest.mark.parametrize("scheme", SCALE_SCHEMES)
@@ -45,7 +47,9 @@ def test_a_round_trip_keeps_every_number(tmp_path: Path, scheme: str) -> None:
     assert found.digest == made.digest
     assert (found.scheme, found.model_digest, found.text_digest) == (scheme, MODEL, "b" * 64)
     assert (found.num_tokens, found.octavo_version, found.file_name) == (123, "1.2.3", path.name)
-    for part, expected in zip((*found.k, *found.v), (*made.k, *made.v), strict=True):
+    for part, expected in zip(
+        (*found.k, *found.v, *found.k_feedback), (*made.k, *made.v, *made.k_feedback), strict=True
+    ):
         assert np.array_equal(part, expected)
     assert list(tmp_path.iterdir()) == [path], "nothing half-written stays"
 
@@ -86,7 +90,7 @@ def _number(value: float) -> Callable[[dict[str, str], dict[str, np.ndarray]], N
     [
         (_set("kind", "something else"), "does not say that it is"),
         (_set("kind", "octavo kv scales 1"), r"are of an older form \('octavo kv scales 1'\)"),
-        (_set("scheme", "hadamard"), "not those of its digest"),
+        (_set("scheme", "hadamard"), "layers.0.k_feedback is missing"),
         (_set("format", "fp8_e5m2"), "has scales for fp8_e5m2, not for fp8_e4m3"),
         (_set("model_digest", "c" * 64), r"another model \(digest cccccccccccc, and this one's is aaaaaaaaaaaa\)"),
         (_set("scheme", "token"), "scheme 'token'"),
@@ -109,6 +113,28 @@ def test_another_file_is_refused_by_name(
     path = tmp_path / "scales.safetensors"
     write_scales(path, make_scales())
     _swapped(path, change)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_scales(path, "fp8_e4m3", MODEL)
+    assert str(path) in str(caught.value)
+    assert CURE in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["layers.1.k_feedback"].__setitem__((0, 2, 9), np.nan), "not finite, or not above the diagonal"),
+        (lambda t: t["layers.1.k_feedback"].__setitem__((1, 9, 9), 1), "not finite, or not above the diagonal"),
+        (lambda t: t["layers.1.k_feedback"].__setitem__((1, 2, 9), 5), "not those of its digest"),
+        (lambda t: t.pop("layers.0.k_feedback"), "not those of its digest|is missing"),
+        (lambda t: t.update({"layers.0.k_feedback": t["layers.0.k_feedback"][0].copy()}), "is missing or no matrix"),
+    ],
+)
+def test_damaged_feedback_is_refused_by_name(
+    tmp_path: Path, change: Callable[[dict[str, np.ndarray]], None], message: str
+) -> None:
+    path = tmp_path / "scales.safetensors"
+    write_scales(path, make_scales(scheme="hadamard"))
+    _swapped(path, lambda _, tensors: change(tensors))
     with pytest.raises(ConfigError, match=message) as caught:
         read_scales(path, "fp8_e4m3", MODEL)
     assert str(path) in str(caught.value)
@@ -139,6 +165,7 @@ def spec(kv_format: str, num_layers: int = 2, heads: int = 2, dim: int = 16) -> 
 def test_a_cache_has_them_in_every_layer_and_refuses_others() -> None:
     scales = make_scales()
     storage = KVStorage(spec("fp8_e4m3"), 4, scales=scales)
+    assert [layer.k_feedback for layer in storage.layers] == [None, None]
     assert [layer.k_scales is k for layer, k in zip(storage.layers, scales.k, strict=True)] == [True, True]
     assert [layer.v_scales is v for layer, v in zip(storage.layers, scales.v, strict=True)] == [True, True]
     for wrong in (spec("fp8_e4m3", num_layers=3), spec("fp8_e4m3", heads=1), spec("fp8_e4m3", dim=32)):
@@ -150,6 +177,7 @@ def test_heads_are_turned_where_scheme_or_format_say_so() -> None:
     """Of int8, k8v4 and int4 always; latents never."""
     for scheme in SCALE_SCHEMES:
         storage = KVStorage(spec("fp8_e4m3"), 4, scales=make_scales(scheme=scheme))
+        assert [layer.k_feedback is not None for layer in storage.layers] == 2 * [scheme == "hadamard"]
         assert [layer.is_turned for layer in storage.layers] == 2 * [scheme == "hadamard"]
     for kv_format in FORMAT_BYTES:
         groups = build_groups([LayerGeometry(1, 32, kv_format)])
@@ -163,7 +191,7 @@ def test_heads_are_turned_where_scheme_or_format_say_so() -> None:
 def test_int8_has_scales_of_the_scheme_hadamard_alone(tmp_path: Path) -> None:
     path = tmp_path / "scales.safetensors"
     for scheme in SCALE_SCHEMES:
-        write_scales(path, replace(make_scales(scheme=scheme), kv_format="int8"))
+        write_scales(path, replace(make_scales(scheme=scheme), kv_format="int8", k_feedback=()))
         if scheme == "hadamard":
             assert read_scales(path, "int8", MODEL).is_turned
         else:
@@ -220,6 +248,15 @@ def test_blocks_of_before_heads_were_turned_are_others(kv_format: str) -> None:
     formats = f"{kv_format} (bf16 in layer 0)"
     assert KVSetting(kv_format).key_name(formats, "bf16") == f"{formats}, turned, weights bf16"
     assert KVSetting("bf16").key_name("bf16", "bf16") == "bf16, weights bf16"
+
+
+def test_other_feedback_is_other_blocks() -> None:
+    made = make_scales(scheme="hadamard")
+    other = replace(made, k_feedback=(made.k_feedback[0], made.k_feedback[1] * np.float32(2)))
+    assert other.digest != made.digest
+    wrong = replace(made, k_feedback=(made.k_feedback[0], made.k_feedback[1][:, :8].copy()))
+    with pytest.raises(ConfigError, match=CURE):
+        KVStorage(spec("fp8_e4m3"), 4, scales=wrong)
 
 
 def test_other_scales_and_weights_are_other_blocks() -> None:

@@ -101,6 +101,7 @@ class Pool:
         seed: int = 0,
         scales: tuple[F32, F32] | None = None,
         is_turned: bool = False,
+        k_feedback: F32 | None = None,
     ) -> None:
         self.geometry = geometry
         token_bytes = geometry.num_kv_heads * vector_bytes(geometry.kv_format, geometry.head_dim)
@@ -125,6 +126,7 @@ class Pool:
             k_scales=scales[0] if scales else None,
             v_scales=scales[1] if scales else None,
             is_turned=is_turned,
+            k_feedback=k_feedback,
         )
         if tail_format is not None:
             tail = replace(self.kv, layer_offset=3 * layer_bytes, kv_format=tail_format, group=1, kind="tail")

@@ -24,15 +24,16 @@ from octavo.executor.kv_scales import KVScales
 from octavo.executor.one_text import OneText
 from octavo.kernels.ops import F32, F64, HeardQueries
 from octavo.kv_formats import hadamard
-from octavo.kv_formats.small_float import E4M3, E5M2, SmallFloat
+from octavo.kv_formats.feedback import FLOATS
+from octavo.kv_formats.small_float import SmallFloat
 from octavo.models.family import CausalLM
 
 TEXT_TOKENS = 1024  # of one piece of the text, read from an empty cache
 NUM_TRIED = 8  # scales, from 1 to 2 times the least
 TRIED_TOKENS = 64  # of each piece, by which scales are compared: evenly over it
-_FLOATS: dict[str, SmallFloat] = {"fp8_e4m3": E4M3, "fp8_e5m2": E5M2}
 _LEAST = np.float32(2.0**-40)  # of a scale: a channel that is always 0 has one too
 _LEAST_SHARE = 1e-6  # of the mean square of a head: what a channel has at least
+_LEAST_COST = 1e-4  # of the mean cost: what an error has at least, in any direction
 _ROOM = np.float32(2.0)  # for numbers that are larger than those seen
 
 
@@ -71,12 +72,17 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
         raise ConfigError("the text has no tokens; give one of some thousands")
     size = min(len(token_ids), TEXT_TOKENS, model.config.max_position_embeddings)
     text, pieces = OneText(model, groups, size), [token_ids[i : i + size] for i in range(0, len(token_ids), size)]
-    best = _of_turned(text, pieces, ask) if ask.scheme == HADAMARD else _of_floats(text, pieces, ask)
+    feedback: list[F32] = []
+    if ask.scheme == HADAMARD:
+        best, feedback = _of_turned(text, pieces, ask)
+    else:
+        best = _of_floats(text, pieces, ask)
     return KVScales(
         kv_format=ask.kv_format,
         scheme=ask.scheme,
         k=tuple(k for k, _ in best),
         v=tuple(v for _, v in best),
+        k_feedback=tuple(feedback),
         model_digest=ask.model_digest,
         text_digest=text_digest(token_ids),
         num_tokens=len(token_ids),
@@ -84,28 +90,32 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
     )
 
 
-def _of_turned(text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk) -> list[tuple[F32, F32]]:
-    """Of each layer the scales of the scheme "hadamard"."""
-    heard = HeardQueries([np.zeros(shape) for shape in text.head_shapes])
+def _of_turned(
+    text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk
+) -> tuple[list[tuple[F32, F32]], list[F32]]:
+    """Of each layer the scales of the scheme "hadamard", and for floats the feedback."""
+    heard = HeardQueries([np.zeros((num_heads, dim, dim)) for num_heads, dim in text.head_shapes])
     squares = [np.zeros(shape) for shape in text.head_shapes]
     for _, pairs in _read(text, pieces, heard):
         for of_layer, (k, _) in zip(squares, pairs, strict=True):
             of_layer += np.square(k, dtype=np.float64).sum(axis=1)
-    k_scales = [_balanced(k, q) for k, q in zip(squares, heard.squares, strict=True)]
+    queries = [np.diagonal(products, axis1=1, axis2=2) for products in heard.products]
+    k_scales = [_balanced(k, q) for k, q in zip(squares, queries, strict=True)]
     ones = [np.ones_like(k) for k in k_scales]
-    form = _FLOATS.get(ask.kv_format)
+    form = FLOATS.get(ask.kv_format)
     if form is None:
-        return list(zip(k_scales, ones, strict=True))
+        return list(zip(k_scales, ones, strict=True)), []
     largest: list[tuple[F32, F32]] = [(np.zeros_like(k), np.zeros_like(k)) for k in k_scales]
     for _, pairs in _read(text, pieces):
         for index, (k, v) in enumerate(pairs):
             turned = (hadamard.turn(k / k_scales[index][:, None]), hadamard.turn(v))
             of_k, of_v = (np.maximum(a, _largest(b, "head")) for a, b in zip(largest[index], turned, strict=True))
             largest[index] = of_k, of_v
-    return [
+    best = [
         (np.asarray(k * _scale(_ROOM * of_k, form), np.float32), _scale(_ROOM * of_v, form))
         for k, (of_k, of_v) in zip(k_scales, largest, strict=True)
     ]
+    return best, [_feedback(products, k) for products, k in zip(heard.products, k_scales, strict=True)]
 
 
 def _balanced(k_squares: F64, q_squares: F64) -> F32:
@@ -119,9 +129,26 @@ def _balanced(k_squares: F64, q_squares: F64) -> F32:
     return np.asarray(scales / np.exp(np.log(scales).mean(axis=1, keepdims=True)), np.float32)
 
 
+def _feedback(products: F64, k_scales: F32) -> F32:
+    """As `kv_formats.feedback` takes it: of each KV head, how the numbers behind make up for an error the best.
+
+    An error e of a stored vector costs the mean of (q' e)^2, with queries q' as they read it: the sum over the numbers
+    of d_j (e_j + those before, each times its own share)^2. Each number is rounded to make its term small.
+    """
+    dim = products.shape[1]
+    matrix = hadamard.turn(np.eye(dim, dtype=np.float32)).astype(np.float64)
+    found = np.empty(products.shape, np.float32)
+    for head, scales in enumerate(k_scales.astype(np.float64)):
+        cost = matrix @ (products[head] * np.outer(scales, scales)) @ matrix
+        cost += np.eye(dim) * (_LEAST_COST * np.trace(cost) / dim + float(_LEAST))
+        lower = np.linalg.cholesky(cost[::-1, ::-1])
+        found[head] = np.triu((lower / np.diag(lower))[::-1, ::-1], 1)
+    return found
+
+
 def _of_floats(text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk) -> list[tuple[F32, F32]]:
     """Of each layer the scales with the least squared error, of the schemes "head" and "channel"."""
-    form, scheme = _FLOATS[ask.kv_format], ask.scheme
+    form, scheme = FLOATS[ask.kv_format], ask.scheme
     largest = _largest_of(text, pieces, scheme)
     least = [(_scale(k, form), _scale(v, form)) for k, v in largest]
     errors: list[tuple[F64, F64]] = []

@@ -1,7 +1,8 @@
 """Calibrated scales of an 8-bit float KV cache: what they are, and the file that they are kept in.
 
-The file is safetensors, so it opens anywhere: `layers.N.k_scales` and `layers.N.v_scales` [num_kv_heads, head_dim],
-with what they were made from in its metadata. It does not know how good scales are found.
+The file is safetensors, so it opens anywhere: `layers.N.k_scales` and `layers.N.v_scales` [num_kv_heads, head_dim], of
+fp8 and the scheme "hadamard" also `layers.N.k_feedback` [num_kv_heads, head_dim, head_dim], with what they were made
+from in its metadata. It does not know how good scales are found.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from octavo.errors import ConfigError
-from octavo.executor.config import HADAMARD, schemes_of
+from octavo.executor.config import HADAMARD, SCALED_FORMATS, schemes_of
 from octavo.kernels.ops import F32, KVLayer
 from octavo.models.cached_file import write_whole
 
@@ -34,6 +35,7 @@ class KVScales:
     scheme: str  # one of SCALE_SCHEMES
     k: tuple[F32, ...]  # of each layer [num_kv_heads, head_dim]; of scheme "head" one number for all channels
     v: tuple[F32, ...]
+    k_feedback: tuple[F32, ...]  # of fp8 and "hadamard", of each layer [num_kv_heads, head_dim, head_dim]; else none
     model_digest: str
     text_digest: str  # SHA-256 of the token ids that it was calibrated on
     num_tokens: int
@@ -45,7 +47,7 @@ class KVScales:
         """SHA-256 in hex of all that the bytes of a cache depend on."""
         turned = " turned" if self.is_turned else ""
         found = sha256(f"{_FILE_KIND} {self.kv_format} {len(self.k)}{turned}".encode())
-        for part in (*self.k, *self.v):
+        for part in (*self.k, *self.v, *self.k_feedback):
             found.update(f" {part.shape} ".encode())
             found.update(np.ascontiguousarray(part, "<f4").tobytes())
         return found.hexdigest()
@@ -56,22 +58,27 @@ class KVScales:
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.nbytes for part in (*self.k, *self.v))
+        return sum(part.nbytes for part in (*self.k, *self.v, *self.k_feedback))
 
     def applied(self, layers: Sequence[KVLayer]) -> tuple[KVLayer, ...]:
         """The layers of a cache with these scales; those that are kept in another format have none."""
         self.check_shapes(layers)
         return tuple(
-            replace(layer, k_scales=k, v_scales=v, is_turned=self.is_turned)
+            replace(layer, k_scales=k, v_scales=v, is_turned=self.is_turned, k_feedback=feedback)
             if layer.kv_format == self.kv_format
             else layer
-            for layer, k, v in zip(layers, self.k, self.v, strict=True)
+            for layer, k, v, feedback in zip(
+                layers, self.k, self.v, self.k_feedback or (None,) * len(layers), strict=True
+            )
         )
 
     def check_shapes(self, layers: Sequence[KVLayer]) -> None:
         """Raises ConfigError for scales of a model of another shape."""
         wanted = [(layer.num_kv_heads, layer.head_dim) for layer in layers]
-        if [part.shape for part in self.k] == wanted == [part.shape for part in self.v]:
+        squares = [(num_heads, dim, dim) for num_heads, dim in wanted] if self.k_feedback else []
+        if [part.shape for part in self.k] == wanted == [part.shape for part in self.v] and (
+            [part.shape for part in self.k_feedback] == squares
+        ):
             return
         raise ConfigError(
             f"{self.file_name or 'the KV scales'}: {len(self.k)} layers of the shapes {_shapes(self.k)}, and the model "
@@ -107,8 +114,8 @@ def write_scales(path: Path, scales: KVScales) -> None:
         "digest": scales.digest,
     }
     tensors = {}
-    for index, pair in enumerate(zip(scales.k, scales.v, strict=True)):
-        for name, part in zip(("k_scales", "v_scales"), pair, strict=True):
+    for name, parts in (("k_scales", scales.k), ("v_scales", scales.v), ("k_feedback", scales.k_feedback)):
+        for index, part in enumerate(parts):
             tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(part, np.float32)
     try:
         write_whole(path, save(tensors, about))
@@ -153,20 +160,26 @@ def _scales(path: Path, about: Mapping[str, str], tensors: Mapping[str, F32]) ->
     scheme, kv_format = about["scheme"], about["format"]
     if scheme not in schemes_of(kv_format) or not about["tokens"].isdecimal():
         raise _damaged(path, kv_format, f"scheme {scheme!r}, {about['tokens']!r} tokens")
+    has_feedback = scheme == HADAMARD and kv_format in SCALED_FORMATS
     sides: dict[str, list[F32]] = {"k_scales": [], "v_scales": []}
-    for index in range(len(tensors) // 2):
+    if has_feedback:
+        sides["k_feedback"] = []
+    for index in range(len(tensors) // len(sides)):
         for side, parts in sides.items():
-            part = tensors.get(f"layers.{index}.{side}")
-            if part is None or part.dtype != np.float32 or part.ndim != 2:
-                raise _damaged(path, kv_format, f"layers.{index}.{side} is missing or no matrix of f32")
-            if not (np.isfinite(part).all() and (part > 0).all()):
-                raise _damaged(path, kv_format, f"layers.{index}.{side} has a scale that is not finite and above 0")
+            name, part = f"layers.{index}.{side}", tensors.get(f"layers.{index}.{side}")
+            if part is None or part.dtype != np.float32 or part.ndim != (3 if side == "k_feedback" else 2):
+                raise _damaged(path, kv_format, f"{name} is missing or no matrix of f32")
+            if side == "k_feedback" and not (np.isfinite(part).all() and (part == np.triu(part, 1)).all()):
+                raise _damaged(path, kv_format, f"{name} has numbers that are not finite, or not above the diagonal")
+            if side != "k_feedback" and not (np.isfinite(part).all() and (part > 0).all()):
+                raise _damaged(path, kv_format, f"{name} has a scale that is not finite and above 0")
             parts.append(np.ascontiguousarray(part))
     return KVScales(
         kv_format=kv_format,
         scheme=scheme,
         k=tuple(sides["k_scales"]),
         v=tuple(sides["v_scales"]),
+        k_feedback=tuple(sides.get("k_feedback", ())),
         model_digest=about["model_digest"],
         text_digest=about["text_digest"],
         num_tokens=int(about["tokens"]),

@@ -99,5 +99,6 @@ def make_kv_view(
     k_scales: F32 | None,
     v_scales: F32 | None,
     is_turned: bool,
+    k_feedback: F32 | None,
     tail_offset: int,
 ) -> KVView: ...

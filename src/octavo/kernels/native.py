@@ -221,6 +221,7 @@ class NativeOps:
                 kv.k_scales,
                 kv.v_scales,
                 kv.is_turned,
+                kv.k_feedback,
                 -1 if kv.tail is None else kv.tail.layer_offset,
             )
             found = self._views[key] = (kv, view)

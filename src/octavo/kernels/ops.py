@@ -57,6 +57,7 @@ class KVLayer:
     k_scales: F32 | None = None
     v_scales: F32 | None = None
     is_turned: bool = False  # before they are rounded, V and, without a tail, K are turned (`kv_formats.hadamard`)
+    k_feedback: F32 | None = None  # [num_kv_heads, head_dim, head_dim], of fp8 formats: see `kv_formats.feedback`
     # Formats that quantise K by whole tiles: where a row reads K of its own tile, in blocks of another group (bf16).
     tail: KVLayer | None = None
 
@@ -75,15 +76,15 @@ class WeighedRows:
 
 @dataclass(frozen=True, slots=True)
 class HeardQueries:
-    """What the queries of all rows so far are: for calibration. `squares` grows by each step."""
+    """What the queries of all rows so far are: for calibration. `products` grows by each step."""
 
-    squares: list[F64]  # of each layer [num_kv_heads, head_dim]: over the rows and the query heads of a KV head
+    products: list[F64]  # of each layer [num_kv_heads, head_dim, head_dim]: over rows and the query heads of a KV head
 
     def add(self, q: F32, layer: int) -> None:
         """q [num_tokens, num_heads, head_dim]"""
-        num_kv_heads, head_dim = self.squares[layer].shape
-        heads = q.reshape(len(q), num_kv_heads, -1, head_dim)
-        self.squares[layer] += np.square(heads, dtype=np.float64).sum(axis=(0, 2))
+        num_kv_heads, head_dim, _ = self.products[layer].shape
+        heads = q.reshape(len(q), num_kv_heads, -1, head_dim).transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)
+        self.products[layer] += heads.transpose(0, 2, 1) @ heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """K and V as 8-bit floats, 4 bits of exponent and 3 of fraction: up to 448, no infinity (an infinity becomes a NaN).
 
 Tiles as in `quads`. The scale is 1, or the layer has one for each channel (`KVLayer.k_scales`, `v_scales`), and what is
-stored is the value divided by it.
+stored is the value divided by it, and then, with some scales, turned (`hadamard`) and made up for errors (`feedback`).
 """
 
 from __future__ import annotations

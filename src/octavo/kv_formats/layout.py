@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from octavo.core.kv_bytes import TILE_TOKENS, format_bytes
 from octavo.errors import ConfigError
-from octavo.kv_formats import bf16, f16, f32, fp8_e4m3, fp8_e5m2, hadamard, int4, int8, k8v4
+from octavo.kv_formats import bf16, f16, f32, feedback, fp8_e4m3, fp8_e5m2, hadamard, int4, int8, k8v4
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -67,6 +67,8 @@ class KVSlice(Protocol):
     @property
     def v_scales(self) -> F32 | None: ...
     @property
+    def k_feedback(self) -> F32 | None: ...
+    @property
     def is_turned(self) -> bool: ...
     @property
     def tail(self) -> KVSlice | None: ...
@@ -103,6 +105,8 @@ def write_token(kv: KVSlice, block_id: int, slot: int, k: F32, v: F32, tail_id: 
     if kv.k_scales is not None and kv.v_scales is not None:
         k, v = k / kv.k_scales, v / kv.v_scales
     k, v = _turned(kv, k, v)
+    if kv.k_feedback is not None:
+        k = feedback.compensate(k, kv.k_feedback, feedback.FLOATS[kv.kv_format])
     for head in range(kv.num_kv_heads):
         k_tile, v_tile = _tile(kv, block_id, head, slot // TILE_TOKENS)
         if kv.tail is None:

@@ -16,12 +16,14 @@ inline KVFormat kv_format(const std::string& name) {
 struct KVView {
   U1 pool;
   std::optional<CF2> k_scales, v_scales;
+  std::optional<CF3> k_feedback;
   KVLayerArgs args;
 };
 
 inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
                                      int head_dim, const std::string& format, const std::string& kind,
-                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales, bool is_turned, int64_t tail_offset) {
+                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales, bool is_turned,
+                                     std::optional<CF3> k_feedback, int64_t tail_offset) {
   require(kind == "pair" || kind == "latent", "kind must be pair or latent");
   const bool is_latent = kind == "latent";
   require(block_size >= 16 && block_size % 16 == 0 && block_size <= 256, "block_size must be a multiple of 16 up to 256");
@@ -32,7 +34,7 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
   const KVFormat f = kv_format(format);
   require(head_dim % kv_dim_step(f) == 0, "head_dim must be a multiple of 32 for this KV format");
   view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, nullptr, nullptr, is_latent, tail_offset,
-                is_turned && !has_tail(f), is_turned};
+                is_turned && !has_tail(f), is_turned, nullptr};
   require((tail_offset >= 0) == has_tail(f), "a layer has a tail where its KV format quantises K by whole tiles, and only there");
   require(!(is_latent && has_tail(f)), "latents cannot be kept in a KV format that has tails");
   require(!(is_turned && is_latent), "latents are not turned");
@@ -51,6 +53,14 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
     view->args.k_scales = k_scales->data();
     view->args.v_scales = v_scales->data();
   }
+  if (k_feedback) {
+    const size_t dim = static_cast<size_t>(head_dim);
+    require(is_fp8(f) && !is_latent, "feedback of K goes with fp8 formats, and pairs of K and V");
+    require(k_feedback->shape(0) == static_cast<size_t>(num_kv_heads) && k_feedback->shape(1) == dim && k_feedback->shape(2) == dim,
+            "feedback must be [num_kv_heads, head_dim, head_dim]");
+    view->args.k_feedback = k_feedback->data();
+  }
+  view->k_feedback = std::move(k_feedback);
   view->k_scales = std::move(k_scales);
   view->v_scales = std::move(v_scales);
   view->pool = std::move(pool);

@@ -39,6 +39,27 @@ OCTAVO_INLINE uint8_t to_fp8(float x) {
   return static_cast<uint8_t>(sign | code);
 }
 
+template <int kFraction>
+OCTAVO_INLINE float from_fp8(uint8_t code) {
+  constexpr int kBias = kFraction == 3 ? 7 : 15, kDrop = 23 - kFraction;
+  constexpr uint32_t kStep = static_cast<uint32_t>(127 + 1 - kBias - kFraction) << 23;  // of denormals
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80) << 24, size = code & 0x7f;
+  uint32_t bits;
+  float value;
+  if (size < 1u << kFraction) {
+    std::memcpy(&value, &kStep, 4);
+    value *= static_cast<float>(size);
+    std::memcpy(&bits, &value, 4);
+  } else if (kFraction == 3 ? size == 0x7f : size >= 0x7c) {
+    bits = 0x7f800000u | (kFraction == 3 ? 0x400000u : (size & 3u) << kDrop);
+  } else {
+    bits = (size << kDrop) + (static_cast<uint32_t>(127 - kBias) << 23);
+  }
+  bits |= sign;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
 // The largest of the absolute values as bits: those of infinities and NaNs are larger than all others.
 OCTAVO_INLINE uint32_t largest_bits(const float* x, int count) {
   uint32_t largest = 0;

@@ -333,7 +333,7 @@ NB_MODULE(_native, m) {
         nb::arg("block_table"), nb::arg("tail_table").none());
   m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"), nb::arg("kind"), nb::arg("k_scales").none(), nb::arg("v_scales").none(),
-        nb::arg("is_turned"), nb::arg("tail_offset"));
+        nb::arg("is_turned"), nb::arg("k_feedback").none(), nb::arg("tail_offset"));
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, const std::string&, int>(), nb::arg("num_threads"), nb::arg("instruction_set"), nb::arg("spin_pauses"))
       .def_prop_ro("instruction_set", &Kernels::instruction_set)

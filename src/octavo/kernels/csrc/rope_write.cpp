@@ -39,6 +39,20 @@ void rotate(const float* x, const float* cos, const float* sin, int half, int he
   for (int d = 2 * half; d < head_dim; d++) out[d] = x[d];
 }
 
+// kv_formats/feedback.py, operation for operation; x becomes numbers that the format holds exactly.
+template <int kFraction>
+void compensate(const float* feedback, int head_dim, float* x) {
+  float rounded[kMaxHeadDim], wanted[kMaxHeadDim];
+  std::memcpy(wanted, x, sizeof(float) * head_dim);
+  for (int j = 0; j < head_dim; j++, feedback += head_dim) {
+    rounded[j] = from_fp8<kFraction>(to_fp8<kFraction>(x[j]));
+    const F16 error = set1(rounded[j] - wanted[j]);
+    for (int d = j / kLanes * kLanes; d < head_dim; d += kLanes)  // those up to j are not read again
+      store(x + d, sub(load(x + d), mul(error, load(feedback + d))));
+  }
+  std::memcpy(x, rounded, sizeof(float) * head_dim);
+}
+
 void write_token(const RopeWriteArgs& args, int sequence, int row, int position) {
   const KVLayerArgs& kv = args.kv;
   const int head_dim = kv.head_dim, half = args.half_rotary_dim;
@@ -68,6 +82,10 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
       value = normal;
     }
     if (kv.turns_k) turn(rotated, head_dim, rotated);
+    if (kv.k_feedback) {
+      const float* feedback = kv.k_feedback + static_cast<size_t>(head) * head_dim * head_dim;
+      (kv.format == KVFormat::fp8_e4m3 ? compensate<3> : compensate<2>)(feedback, head_dim, rotated);
+    }
     if (kv.turns_v) {
       turn(value, head_dim, normal);
       value = normal;
