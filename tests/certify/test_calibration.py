@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from octavo.certify.calibration import NUM_TRIED, CalibrationAsk, _balanced, _feedback, calibrate
-from octavo.certify.one_text import OneText
 from octavo.certify.text_digest import text_digest
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError
+from octavo.executor.one_text import OneText
 from octavo.kernels.native import NativeOps
 from octavo.kv_formats.feedback import compensate
 from octavo.kv_formats.hadamard import turn

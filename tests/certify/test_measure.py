@@ -11,13 +11,13 @@ import pytest
 from octavo.certify.calibration import CalibrationAsk, calibrate
 from octavo.certify.divergence import Expected, Tally
 from octavo.certify.measure import measure
-from octavo.certify.one_text import OneText
 from octavo.certify.paths import PATHS, PIECE_TOKENS, paths_of, step_tokens
 from octavo.certify.probe import Probe
 from octavo.certify.setting import Setting
 from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
+from octavo.executor.one_text import OneText
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, Ops
 from octavo.models.loader import CausalLM, load_model, open_model

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from octavo.certify.needles import DEPTHS, NUM_TEXTS, Question, make_questions, needle_recall
-from octavo.certify.one_text import OneText
 from octavo.certify.setting import Setting
 from octavo.certify.speed import decode_tokens_per_s
 from octavo.engine.tokenizer import Tokenizer
+from octavo.executor.one_text import OneText
 from octavo.kernels.native import NativeOps
 from octavo.models.loader import load_model, open_model
 from tests.models.tiny_models import make_tiny_model

@@ -30,7 +30,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def test_refused_without_scales_then_calibrated_then_used(command_line: CommandLine, model: Path, text: Path) -> None:
-    generate = ("generate", model, "-p", "The river", "--max-tokens", "4", "--json")
+    generate = ("generate", model, "-p", "The river", "--max-tokens", "4", "--seed", "1", "--ignore-eos", "--json")
     refused = command_line(*generate, *FP8)
     assert refused.code == 1
     assert "octavo calibrate MODEL --text FILE --format fp8_e4m3" in refused.err

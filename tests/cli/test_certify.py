@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.certify.limits import Limits
 from octavo.cli.certificate_plot import draw, pareto
 from octavo.cli.sample_text import SAMPLE_TEXT
 from octavo.planner.chart import Words
@@ -133,6 +135,22 @@ def test_a_folder_that_cannot_be_written_has_its_certificate_in_the_cache(
     assert "give --output FILE" in named.err
     assert "KL mean" in named.out, "what was measured is not lost"
     assert stat.S_ISDIR(cache.stat().st_mode)
+
+
+def test_flags_and_documents_have_the_limits_of_the_code() -> None:
+    from octavo.cli.certify import certify
+
+    limits = asdict(Limits())
+    flags = {one.name: one.default for one in certify.params if one.name in limits}
+    assert flags == limits
+    docs = Path(__file__).parents[2] / "docs"
+    for page, words in (
+        ("reference/cli.md", "| `--max-kl X` | {max_kl} |"),
+        ("reference/cli.md", "| `--min-top1 X` | {min_top1} |"),
+        ("reference/compress.md", "a mean KL of at most {max_kl} nats and the same best token for {min_top1:.0%}"),
+        ("how-to/certify-a-kv-format.md", "(`--max-kl {max_kl}`, `--min-top1 {min_top1}`)"),
+    ):
+        assert words.format(**limits) in (docs / page).read_text().replace("\n", " "), page
 
 
 def test_wrong_asks(command_line: CommandLine, model: Path, text: Path, tmp_path: Path) -> None:

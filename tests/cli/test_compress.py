@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.cli import compress, compress_measure
+from octavo.cli.text_file import read_text
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.executor.certificate import FILE_KIND, write_certificate
-from octavo.models.loader import open_model
+from octavo.kernels.native import NativeOps
+from octavo.models.loader import load_model, open_model
+from octavo.planner.compression_advice import SCENARIOS as advised
 from tests.cli.conftest import CommandLine
 from tests.models.tiny_models import make_tiny_model
+
+FOX = "The quick brown fox jumps over the lazy dog. "
 
 
 def made(command_line: CommandLine, *arguments: object) -> dict[str, Any]:
@@ -74,7 +81,7 @@ def test_what_cannot_be_is_told(arguments: tuple[str, ...], code: int, words: st
 
 def test_measure(tiny_model: Path, tmp_path: Path, command_line: CommandLine) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("The quick brown fox jumps over the lazy dog. " * 20)
+    text.write_text(FOX * 20)
     arguments = (tiny_model, "--context", "64", "--kv-cache-memory", "1MiB", "--measure", "--text", text)
     found = made(command_line, *arguments, "--text-tokens", "40")
     by_name = {one["kv_format"]: one for one in found["measured"]}
@@ -84,6 +91,31 @@ def test_measure(tiny_model: Path, tmp_path: Path, command_line: CommandLine) ->
     assert any("40 tokens as one request, weights in f32" in note for note in found["notes"])
     row = next(one for one in found["rows"] if one["ways"] == ["bits"] and one["kv_cache_dtype"] == "int8")
     assert row["kl_mean"] == by_name["int8"]["kl_mean"]
+    packed = tmp_path / "text.txt.gz"
+    packed.write_bytes(gzip.compress(text.read_bytes()))
+    assert made(command_line, *arguments[:-1], packed, "--text-tokens", "40") == found
+
+
+def test_a_text_of_any_length_is_measured_in_requests_of_one_size(tiny_model: Path) -> None:
+    """So that neither logits nor caches grow with it; each request begins with an empty cache."""
+    model = load_model(open_model(tiny_model), NativeOps(1), "f32")
+    token_ids = [(7 * at * at + 3 * at) % 300 + 3 for at in range(100)]
+    notes: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compress_measure, "PIECE_TOKENS", 40)
+        cut = {one.kv_format: one for one in compress_measure.measure_formats(model, token_ids, notes)}
+    parts = [token_ids[:40], token_ids[40:80], token_ids[80:]]
+    apart = [{one.kv_format: one for one in compress_measure.measure_formats(model, part, notes)} for part in parts]
+    for name, one in cut.items():
+        whole = sum(found[name].kl_mean * len(part) for found, part in zip(apart, parts, strict=True)) / 100
+        assert one.kl_mean == pytest.approx(whole, rel=1e-9)
+        assert one.top1 == pytest.approx(
+            sum(found[name].top1 * len(part) for found, part in zip(apart, parts, strict=True)) / 100
+        )
+
+
+def test_scenarios_are_those_that_are_advised_on() -> None:
+    assert advised == compress.SCENARIOS
 
 
 def test_fewer_heads_and_tokens_are_measured_as_well(
@@ -113,10 +145,16 @@ def test_measure_needs_a_text_that_can_be_read(tiny_model: Path, tmp_path: Path,
     short, binary = tmp_path / "short.txt", tmp_path / "binary.txt"
     short.write_text("")
     binary.write_bytes(b"\xff\xfe\x00\xd8")
-    for file, words in ((short, "the text has 0 tokens"), (binary, "is no text in UTF-8")):
+    for file, words in ((short, "the text has 0 tokens"), (binary, "is not UTF-8 text")):
         ended = command_line("compress", tiny_model, "--kv-cache-memory", "1MiB", "--measure", "--text", file)
         assert (ended.code, ended.out) == (1, "")
         assert words in ended.err
+
+
+def test_lines_end_alike_however_a_file_ends_them(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes("one\r\ntwo\rthré\n".encode())
+    assert read_text(text, 100) == "one\ntwo\nthré\n"
 
 
 def write_one(model: Path, name: str, created: str, digest: str, *, is_certified: bool) -> None:

@@ -11,6 +11,7 @@ import tokenizers as tokenizers_library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.engine import text_cuts
 from octavo.engine.encoding_cache import EncodingCache
 from octavo.engine.gguf_tokenizer import KNOWN_SPLITS, read_metadata
 from octavo.engine.text_cuts import _FULL_STOPS, TextCuts
@@ -199,6 +200,21 @@ def test_half_a_surrogate_pair_is_found_in_the_whole_text(tokenizers: dict[str, 
     with pytest.raises(InvalidRequestError, match=r"U\+D800\) at character 30"):
         tokenizer.encode("the <|turn|> fox " + " " * 13 + "\ud800 and more", namespace="n")
     assert_same(tokenizer, "the <|turn|> fox")
+
+
+def test_the_rule_is_found_once_and_before_the_first_text_where_that_is_asked_for(
+    tokenizers: dict[str, list[Tokenizer]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    find = text_cuts._text_rule
+    monkeypatch.setattr(text_cuts, "_text_rule", lambda *given: asked.append(given) or find(*given))
+    encoder = tokenizers[next(iter(KINDS))][0]._encoder
+    cuts = TextCuts(encoder, KNOWN_SPLITS, chunk_characters=10)
+    cuts.prepare()
+    assert len(asked) == 1
+    assert "".join(cuts.parts("some words, and some more of them " * 4)) == "some words, and some more of them " * 4
+    cuts.prepare()
+    assert len(asked) == 1
 
 
 def test_without_memory_all_is_encoded_again() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.executor.config import ExecutorConfig, resolve_kv_format, resolve_weights_dtype
+from octavo.executor.config import ExecutorConfig, resolve_kv_format
+from octavo.models.packed_size import resolve_weights_dtype
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from octavo.executor.kv_scales import KVScales, default_scales_path, read_scales
 from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
 from octavo.kernels.reference import ReferenceOps
+from octavo.models.packed_size import WEIGHTS_DTYPES
 
 MODEL = "a" * 64
 CURE = r"octavo calibrate MODEL --text FILE --format fp8_e4m3"
@@ -253,8 +254,9 @@ def test_scales_are_found_beside_the_model_or_asked_for_by_name(tmp_path: Path) 
 @pytest.mark.parametrize("kv_format", ["int8", "k8v4", "int4"])
 def test_blocks_of_before_heads_were_turned_are_others(kv_format: str) -> None:
     """F2: what such a cache on disk holds is read as something else now."""
-    assert KVSetting(kv_format).key_name(f"{kv_format} (bf16 in layer 0)") == f"{kv_format} (bf16 in layer 0), turned"
-    assert KVSetting("bf16").key_name("bf16") == "bf16"
+    formats = f"{kv_format} (bf16 in layer 0)"
+    assert KVSetting(kv_format).key_name(formats, "bf16") == f"{formats}, turned, weights bf16"
+    assert KVSetting("bf16").key_name("bf16", "bf16") == "bf16, weights bf16"
 
 
 def test_other_feedback_is_other_blocks() -> None:
@@ -266,15 +268,16 @@ def test_other_feedback_is_other_blocks() -> None:
         KVStorage(spec("fp8_e4m3"), 4, scales=wrong)
 
 
-def test_other_scales_are_other_blocks() -> None:
-    """F2, F10: each set of scales, and none, has keys of its own."""
+def test_other_scales_and_weights_are_other_blocks() -> None:
+    """F2, F10: each set of scales, and none, has keys of its own, in each dtype of weights."""
     settings = [KVSetting("fp8_e4m3"), KVSetting("fp8_e5m2")]
     settings += [KVSetting("fp8_e4m3", make_scales(seed=seed)) for seed in range(3)]
     settings += [KVSetting("fp8_e4m3", make_scales(scheme=scheme)) for scheme in ("head", "hadamard")]
     roots = {
-        BlockKeyChain(model_digest=MODEL, kv_format=one.key_name(one.kv_format), block_size=16).root("tenant")
+        BlockKeyChain(model_digest=MODEL, kv_format=one.key_name(one.kv_format, weights), block_size=16).root("tenant")
         for one in settings
+        for weights in WEIGHTS_DTYPES
     }
-    assert len(roots) == len(settings)
+    assert len(roots) == len(settings) * len(WEIGHTS_DTYPES)
     again = KVSetting("fp8_e4m3", replace(make_scales(), octavo_version="9", file_name="elsewhere"))
-    assert again.key_name("fp8_e4m3") == KVSetting("fp8_e4m3", make_scales()).key_name("fp8_e4m3")
+    assert again.key_name("fp8_e4m3", "f32") == KVSetting("fp8_e4m3", make_scales()).key_name("fp8_e4m3", "f32")

@@ -13,7 +13,14 @@ import pytest
 from octavo.core.config import SchedulerConfig
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.executor.memory import peak_resident_bytes, resident_bytes
-from octavo.executor.memory_plan import MemoryAccount, MemoryPlan, counting_bytes, loading_bytes, working_bytes
+from octavo.executor.memory_plan import (
+    MemoryAccount,
+    MemoryPlan,
+    counting_bytes,
+    counting_scratch_bytes,
+    loading_bytes,
+    working_bytes,
+)
 from tests.models.tiny_gguf import make_tiny_gguf
 from tests.models.tiny_models import make_tiny_model
 
@@ -111,5 +118,6 @@ def test_reading_the_process(tmp_path: Path) -> None:
 def test_counting_attention_is_planned(policy: str, num_slots: int, num_sequences: int) -> None:
     """What texts hold, and as much twice while a step counts, with one on its way back."""
     spec = KVSpec((KVGroupSpec("full", (0, 1, 2), 2, 16, "bf16"), KVGroupSpec("other", (3, 4, 5), 2, 16, "bf16")), 16)
-    found = counting_bytes(spec, SchedulerConfig(4, 64, 2048, kv_policy=policy))
-    assert found == 3 * 8 * 6 * 2 * num_slots * (num_sequences + 1 if num_sequences else 0)
+    found = counting_bytes(spec, SchedulerConfig(4, 64, 2048, kv_policy=policy), num_heads=6, num_threads=3)
+    scratch = counting_scratch_bytes(num_slots, 3, 16, 3) if num_slots else 0
+    assert found == 3 * 8 * 6 * 2 * num_slots * (num_sequences + 1 if num_sequences else 0) + scratch

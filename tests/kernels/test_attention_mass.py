@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from octavo.executor.memory_plan import counting_scratch_bytes
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import I64, MASS_UNITS, Ops, WeighedRows
 from octavo.kernels.reference import ReferenceOps
@@ -84,6 +85,21 @@ def test_steps_threads_and_strangers_change_nothing(instruction_set: str, kv_for
             pieces = [Piece(stranger, 0, 77), Piece(sequence, first, min(400, first + chunk)), Piece(stranger, 76, 77)]
             mass_of(ops, pool, pieces, 1, into=mass)
         assert np.array_equal(mass, expected), (threads, chunk)
+
+
+@cases
+def test_its_scratch_is_within_the_plan(instruction_set: str, kv_format: str) -> None:
+    """Law 2: few slots, where a piece has many rows, and many, where it has one; few threads and several."""
+    for num_heads, num_kv_heads, head_dim, num_tokens in ((9, 3, 64, 40), (32, 1, 128, 600), (8, 2, 256, 5000)):
+        if not holds(kv_format, head_dim):
+            continue
+        pool = Pool(Geometry(num_heads, num_kv_heads, head_dim, kv_format), -(-num_tokens // 16))
+        sequence = pool.add(*random_sequence(pool.geometry, num_tokens, seed=1))
+        for num_threads in (1, 3):
+            ops = NativeOps(num_threads, instruction_set)
+            mass_of(ops, pool, [Piece(sequence, num_tokens - 20, num_tokens)])
+            planned = counting_scratch_bytes(num_tokens, num_heads // num_kv_heads, head_dim, num_threads)
+            assert planned / 8 < ops.scratch_bytes <= planned
 
 
 def test_what_does_not_fit_is_refused() -> None:

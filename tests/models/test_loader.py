@@ -14,7 +14,8 @@ from octavo.errors import ConfigError, MemoryBudgetError, ModelError
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, PackedLinear
 from octavo.kernels.reference import ReferenceLinear, ReferenceOps
-from octavo.models.loader import load_model, open_model, resolve_weights_dtype
+from octavo.models.loader import load_model, open_model
+from octavo.models.packed_size import resolve_weights_dtype
 from tests.models.tiny_gguf import make_tiny_gguf
 from tests.models.tiny_models import (
     CHAT_TEMPLATE,
@@ -165,13 +166,13 @@ def test_gguf_rope_tensor_of_another_size(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_weights_dtype(tmp_path: Path) -> None:
-    exact = open_model(make_tiny_model(tmp_path / "f32", "llama2", dtype="f32")).config
-    half = open_model(make_tiny_model(tmp_path / "f16", "llama2", dtype="f16")).config
-    assert resolve_weights_dtype(exact, "auto") == "f32"
-    assert resolve_weights_dtype(half, "auto") == "bf16"
-    assert resolve_weights_dtype(half, "f32") == "f32"
+    exact = open_model(make_tiny_model(tmp_path / "f32", "llama2", dtype="f32")).stored_dtype
+    half = open_model(make_tiny_model(tmp_path / "f16", "llama2", dtype="f16")).stored_dtype
+    assert resolve_weights_dtype("auto", exact) == "f32"
+    assert resolve_weights_dtype("auto", half) == "bf16"
+    assert resolve_weights_dtype("f32", half) == "f32"
     with pytest.raises(ConfigError, match="--weights-dtype 'int3' is not one of auto, f32, bf16"):
-        resolve_weights_dtype(half, "int3")
+        resolve_weights_dtype("int3", half)
 
 
 # -- digest ------------------------------------------------------------------------------------------------------------

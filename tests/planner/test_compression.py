@@ -185,23 +185,23 @@ def test_a_certificate_is_read() -> None:
 
 
 def test_stored_measures_are_those_of_the_benchmarks() -> None:
-    evidence = {(one.way, one.what): one for one in known_evidence("SmolLM2-135M-Instruct.Q4_1.gguf")}
-    quality = json.loads((RESULTS / "quality_smollm2_q4_1.json").read_text())["texts"][0]["results"]
-    bf16 = next(one for one in quality if one["name"] == "octavo, weights f32, KV bf16")
-    told = evidence["bits", "bf16"].result
-    assert told == f"{bf16['kl_mean']:.5f} nats, same best token {bf16['top1_agreement']:.2%}"
+    rows = json.loads((RESULTS / "kv_formats_smollm2.json").read_text())["texts"][0]["rows"]
+    formats = {one["format"].removesuffix(", uncalibrated"): one for one in rows}
     heads = {one["kv_heads"]: one for one in json.loads((RESULTS / "fewer_kv_heads_smollm2.json").read_text())["rows"]}
-    stored = [one for one in known_evidence("smollm2") if one.kind == "stored"]
+    stored = [one for one in known_evidence("SmolLM2-135M-Instruct.Q4_1.gguf") if one.kind == "stored"]
+    assert {one.what for one in stored if one.way == "bits"} == {"bf16", "int8", "fp8_e4m3", "k8v4", "int4"}
     assert f"{heads[1]['perplexity']}; {heads[3]['perplexity']}" in stored[1].result
     prose = json.loads((RESULTS / "dropped_tokens.json").read_text())["rows"]["prose"]
     dropped = {one["kv_policy"]: one for one in prose}
     policy, whole = dropped["streaming:16,432,64"], dropped["all"]
     assert stored[2].result == f"{policy['perplexity']}; {whole['perplexity']} with all tokens"
+    for one in stored:
+        if one.way == "bits":
+            row = formats[one.what]
+            assert one.result == f"{row['kl_mean']:.5f} nats, same best token {row['top1']:.2%}"
+            assert f"{row['tokens']:,} tokens" in one.measured
+            assert one.source == "benchmarks/results/kv_formats_smollm2.json"
     book = json.loads((RESULTS / "compress_smollm2.json").read_text())
-    formats = {one["kv_format"]: one for one in book["measured"]}
-    for one in stored[3:-1]:
-        row = formats[one.what]
-        assert one.result == f"{row['kl_mean']:.5f} nats, same best token {row['top1']:.2%}"
     likely = {
         one["tokens"]: one for one in book["likelihoods"] if one["kv_cache_dtype"] == "bf16" and one["heads"] != "MQA"
     }

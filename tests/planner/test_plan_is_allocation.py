@@ -9,7 +9,8 @@ import pytest
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
 from octavo.llm import LLM
-from octavo.planner.plan import ENGINE_WEIGHTS, Plan, PlanRequest, make_plan
+from octavo.models.packed_size import WEIGHTS_DTYPES
+from octavo.planner.plan import Plan, PlanRequest, make_plan
 from octavo.planner.sources import open_geometry
 from tests.models.tiny_gguf import make_tiny_gguf
 from tests.models.tiny_models import FAMILIES, make_tiny_model
@@ -60,7 +61,7 @@ def test_gguf(quantisation: str, tmp_path: Path) -> None:
         compare(path, llm, plan_of(path, kv_cache_memory=1 << 20))
 
 
-@pytest.mark.parametrize("weights_dtype", ENGINE_WEIGHTS)
+@pytest.mark.parametrize("weights_dtype", WEIGHTS_DTYPES)
 def test_weights_of_every_dtype(weights_dtype: str, tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path, "llama2")
     with LLM(str(path), kv_cache_memory=1 << 20, threads=1, weights_dtype=weights_dtype) as llm:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.certify.one_text import OneText
 from octavo.certify.text_digest import text_digest
 from octavo.errors import ConfigError
 from octavo.executor.config import HADAMARD, SCALABLE_FORMATS, SCALE_SCHEMES, schemes_of
 from octavo.executor.kv_scales import KVScales
+from octavo.executor.one_text import OneText
 from octavo.kernels.ops import F32, F64, HeardQueries
 from octavo.kv_formats import hadamard
 from octavo.kv_formats.feedback import FLOATS

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from octavo.certify.measure import PathResult
 from octavo.errors import ConfigError
+
+if TYPE_CHECKING:  # a command's flags have their defaults from here
+    from octavo.certify.measure import PathResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,10 @@ def calibrate(
     from octavo.cli.progress import progress_bar
     from octavo.cli.versions import octavo_version
     from octavo.engine.tokenizer import Tokenizer
-    from octavo.executor.config import resolve_weights_dtype
     from octavo.executor.kv_scales import default_scales_path, write_scales
     from octavo.kernels.native import NativeOps
     from octavo.models.loader import load_model, open_model
+    from octavo.models.packed_size import resolve_weights_dtype
 
     config = config_from(ExecutorConfig, values)
     source = open_model(resolve_model(model))

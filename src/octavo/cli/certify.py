@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.certify.limits import Limits
 from octavo.cli.flags import config_from, flags_of
 from octavo.cli.model_flags import model_argument
 from octavo.cli.text_file import text_option, token_ids_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 FORMATS = tuple(name for name in FORMAT_BYTES if name != "f32")
 CALIBRATION_TOKENS = 4096
+_LIMITS = Limits()
 _NO_USE = (
     "kv_cache_dtype",
     "kv_cache_skip_layers",
@@ -52,12 +54,22 @@ def _formats(text: object) -> tuple[str, ...]:
 @click.command()
 @model_argument
 @text_option("A text like those that the model will read; .gz is unpacked.", required=True)
-@click.option("--max-kl", type=float, default=0.02, show_default=True, help="Mean divergence, in nats, at most.")
 @click.option(
-    "--min-top1", type=float, default=0.97, show_default=True, help="Share of equal most likely tokens, at least."
+    "--max-kl", type=float, default=_LIMITS.max_kl, show_default=True, help="Mean divergence, in nats, at most."
 )
 @click.option(
-    "--max-needle-loss", type=float, default=0.05, show_default=True, help="Share of the needles that may be lost."
+    "--min-top1",
+    type=float,
+    default=_LIMITS.min_top1,
+    show_default=True,
+    help="Share of equal most likely tokens, at least.",
+)
+@click.option(
+    "--max-needle-loss",
+    type=float,
+    default=_LIMITS.max_needle_loss,
+    show_default=True,
+    help="Share of the needles that may be lost.",
 )
 @click.option(
     "--formats",
@@ -89,7 +101,6 @@ def certify(model: str, text_file: Path, as_json: bool, output: Path | None, plo
     id. Every format runs beside an f32 cache: cold, after a prefix hit, batched, in chunks, and as one long text.
     """
     from octavo.certify.certification import certify as run
-    from octavo.certify.limits import Limits
     from octavo.certify.report import as_report, table, verdict
     from octavo.cli.certificate_plot import write_plot
     from octavo.planner.plots import check_kind
@@ -184,9 +195,9 @@ def _open(model: str, values: dict[str, Any]) -> _Opened:
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.progress import progress_bar
     from octavo.engine.tokenizer import Tokenizer
-    from octavo.executor.config import resolve_weights_dtype
     from octavo.kernels.native import NativeOps
     from octavo.models.loader import load_model, open_model
+    from octavo.models.packed_size import resolve_weights_dtype
 
     config = config_from(ExecutorConfig, values)
     source = open_model(resolve_model(model))

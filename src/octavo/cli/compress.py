@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.flags import bytes_option
-from octavo.cli.text_file import text_option
+from octavo.cli.text_file import read_text, text_option
 from octavo.errors import ConfigError, OctavoError
 
 if TYPE_CHECKING:
@@ -116,13 +116,9 @@ def measures_of(model: str, comparison: Comparison, values: dict[str, Any]) -> M
     from octavo.cli.model_cache import resolve_model
     from octavo.cli.sample_text import SAMPLE_TEXT
 
-    text = SAMPLE_TEXT
-    if values["text_file"] is not None:
-        try:
-            text = values["text_file"].read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"--text {values['text_file']} is no text in UTF-8 ({error.reason})") from error
-    return measure(resolve_model(model), comparison, text, values["text_tokens"])
+    file, num_tokens = values["text_file"], values["text_tokens"]
+    text = SAMPLE_TEXT if file is None else read_text(file, num_tokens)
+    return measure(resolve_model(model), comparison, text, num_tokens)
 
 
 def certified(model: str, weights_dtype: str) -> tuple[tuple[Measured, ...], list[str]]:

@@ -10,29 +10,29 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from octavo.certify.divergence import Distance, Expected, Tally
+from octavo.certify.limits import Limits
+from octavo.certify.setting import REFERENCE
 from octavo.core.kv_bytes import FORMAT_BYTES
-from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError, OctavoError
-from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig, resolve_weights_dtype
+from octavo.executor.config import SCALABLE_FORMATS, ExecutorConfig
 from octavo.executor.kv_setting import UNCALIBRATED
-from octavo.executor.kv_storage import KVStorage
 from octavo.executor.likelihood import nats_per_token
+from octavo.executor.one_text import OneText
 from octavo.kernels.native import NativeOps
-from octavo.kernels.ops import F32, AttentionBatch
 from octavo.models.family import CausalLM
 from octavo.models.loader import ModelSource, load_model, open_model
+from octavo.models.packed_size import resolve_weights_dtype
 from octavo.planner.compression import ALL_TOKENS, AS_TRAINED, Comparison
-from octavo.planner.compression_quality import DEFAULT_MAX_KL, DEFAULT_MIN_TOP1, Likelihood, Measured
+from octavo.planner.compression_quality import Likelihood, Measured
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
 
-_BLOCK, _CHUNK = 16, 128
+PIECE_TOKENS = 2048  # of one request: what is in memory does not grow with the text
 _SMALL_BYTES = 512 << 20
+_LIMITS = Limits()  # those of `octavo certify`, where nobody asks for others
 _WITH_POLICIES = "int8"  # the format that policies are measured with, beside the model's own
-REFERENCE = "f32"
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Measures:
 
 
 def measure(path: Path, comparison: Comparison, text: str, num_tokens: int) -> Measures:
-    """On the first tokens of a text, as one request. Raises ModelError for a model that cannot run here, ConfigError
-    for a text without two tokens.
+    """On the first tokens of a text. Raises ModelError for a model that cannot run here, ConfigError for a text without
+    two tokens.
     """
     source = open_model(path)
     limit = min(num_tokens, source.config.max_position_embeddings - 1)
@@ -59,16 +59,16 @@ def measure(path: Path, comparison: Comparison, text: str, num_tokens: int) -> M
         weights_dtype = "f32"
     found = Measures()
     model = load_model(source, NativeOps(), weights_dtype)
-    expected = _log_probabilities(model, token_ids, REFERENCE)
-    found.formats = tuple(_formats(model, token_ids, expected, found.notes))
-    about = f"{len(token_ids)} tokens as one request, weights in {weights_dtype}; fp8 with scales of 1"
+    found.formats = tuple(measure_formats(model, token_ids, found.notes))
+    how = "as one request" if len(token_ids) <= PIECE_TOKENS else f"in requests of {PIECE_TOKENS}"
     found.notes.append(
-        f"measured on {about}; limits: KL {DEFAULT_MAX_KL}, top-1 {DEFAULT_MIN_TOP1} within two standard errors"
+        f"measured on {len(token_ids)} tokens {how}, weights in {weights_dtype}; fp8 with scales of 1; "
+        f"limits: KL {_LIMITS.max_kl}, top-1 {_LIMITS.min_top1} within two standard errors"
     )
-    del model
-    before = -float(expected[np.arange(len(token_ids) - 1), token_ids[1:]].mean(dtype=np.float64))
     if is_small:
+        before = nats_per_token(model, token_ids)
         found.likelihoods += _fewer_heads(source, comparison, token_ids, before)
+    del model
     found.likelihoods += _fewer_tokens(path, comparison, token_ids, found.notes)
     return found
 
@@ -85,43 +85,38 @@ def tokens_of(source: ModelSource, text: str) -> list[int]:
     return Tokenizer.from_source(source.tokenizer_source).encode(text)
 
 
-def _formats(model: CausalLM, token_ids: Sequence[int], expected: F32, notes: list[str]) -> Iterator[Measured]:
+def measure_formats(model: CausalLM, token_ids: Sequence[int], notes: list[str]) -> Iterator[Measured]:
+    """Each format beside the reference, on the same chunk: no more logits are there than those of two of them."""
+    size = min(len(token_ids), PIECE_TOKENS)
+    reference, others, tallies = OneText(model, model.kv_groups(REFERENCE), size), {}, {}
     for name in FORMAT_BYTES:
         if name == REFERENCE:
             continue
         try:
-            yield _distance(name, _log_probabilities(model, token_ids, name), expected)
+            others[name], tallies[name] = OneText(model, model.kv_groups(name), size), Tally()
         except OctavoError as error:
             notes.append(f"{name} was not measured: {error}")
+    for start in range(0, len(token_ids), size):
+        piece = token_ids[start : start + size]
+        runs = {name: text.chunks(piece) for name, text in others.items()}
+        for first, logits in reference.chunks(piece):
+            expected, after = Expected.of(logits), piece[first + 1 : first + 1 + len(logits)]
+            for name, run in runs.items():
+                _, found = next(run)
+                tallies[name].add(found, expected, after)
+    for name, tally in tallies.items():
+        yield _measured(name, tally.distance())
 
 
-def _log_probabilities(model: CausalLM, token_ids: Sequence[int], kv_format: str) -> F32:
-    """[tokens, vocab_size]"""
-    spec = KVSpec(model.kv_groups(kv_format), _BLOCK)
-    num_groups, num_blocks = len(spec.groups), -(-len(token_ids) // _BLOCK)
-    storage = KVStorage(spec, num_groups * num_blocks)
-    tables = np.arange(num_groups * num_blocks, dtype=np.int32).reshape(num_groups, 1, num_blocks)
-    found = []
-    for start in range(0, len(token_ids), _CHUNK):
-        ids = np.array(token_ids[start : start + _CHUNK], np.int32)
-        batch = AttentionBatch(np.array([0, len(ids)], np.int32), np.array([start], np.int32), tables)
-        logits = model.forward(ids, batch, storage.layers, np.arange(len(ids), dtype=np.int32))
-        logits = logits - logits.max(axis=1, keepdims=True)
-        found.append(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
-    return np.concatenate(found)
-
-
-def _distance(name: str, found: F32, expected: F32) -> Measured:
-    divergence = np.maximum(0.0, (np.exp(expected) * (expected - found)).sum(axis=1, dtype=np.float64))  # rounding
-    same = float((found.argmax(axis=1) == expected.argmax(axis=1)).mean())
-    mean, error = float(divergence.mean()), (same * (1 - same) / len(found)) ** 0.5
+def _measured(name: str, distance: Distance) -> Measured:
+    error = (distance.top1 * (1 - distance.top1) / distance.num_tokens) ** 0.5
     return Measured(
         name,
-        kl_mean=mean,
-        kl_p99=float(np.quantile(divergence, 0.99)),
-        top1=same,
+        kl_mean=distance.kl_mean,
+        kl_p99=distance.kl_p99,
+        top1=distance.top1,
         source="measured now",
-        is_good=mean <= DEFAULT_MAX_KL and same + 2 * error >= DEFAULT_MIN_TOP1,
+        is_good=distance.kl_mean <= _LIMITS.max_kl and distance.top1 + 2 * error >= _LIMITS.min_top1,
     )
 
 

@@ -101,10 +101,10 @@ def _write_tokenizer(source: ModelSource, tokenizer: Tokenizer, output: Path) ->
 def measure(source: ModelSource, token_ids: list[int]) -> tuple[int, int, float]:
     """(KV heads, KV bytes of a token in bf16, nats a token). Weights as `auto` holds them, KV in f32."""
     from octavo.core.kv_spec import KVSpec
-    from octavo.executor.config import resolve_weights_dtype
     from octavo.executor.likelihood import nats_per_token
     from octavo.kernels.native import NativeOps
     from octavo.models.loader import load_model
+    from octavo.models.packed_size import resolve_weights_dtype
 
     model = load_model(source, NativeOps(), resolve_weights_dtype("auto", source.config.dtype))
     groups = model.kv_groups("bf16")

@@ -125,6 +125,11 @@ FLAGS: dict[str, Flag] = {
     "instruction_set": Flag("auto, or one of those that `octavo doctor` lists.", "NAME"),
     # the engine
     "max_waiting": Flag("Requests that may wait; one more is refused with HTTP 429."),
+    "stream_interval_ms": Flag(
+        "With more than four open requests, send text every so many milliseconds at most (first tokens and ends at "
+        "once); 0 sends every token by itself.",
+        "MILLISECONDS",
+    ),
     # the server
     "host": Flag("Address to listen on; 0.0.0.0 is every interface."),
     "port": Flag("Port to listen on."),

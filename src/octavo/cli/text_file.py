@@ -27,7 +27,10 @@ def text_option(about: str, *, required: bool = False) -> Callable[[F], F]:
 
 
 def read_text(path: Path, num_tokens: int) -> str:
-    """The beginning of a UTF-8 text, `.gz` unpacked: enough for so many tokens. ConfigError for anything else."""
+    """The beginning of a UTF-8 text, `.gz` unpacked: enough for so many tokens. ConfigError for anything else.
+
+    Lines end in "\\n", whatever the file has, as when Python opens a text.
+    """
     num_bytes = num_tokens * _MOST_BYTES_PER_TOKEN
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -35,9 +38,10 @@ def read_text(path: Path, num_tokens: int) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"--text {path} cannot be read ({error}); give a text file, or one packed as .gz") from error
     try:  # what is cut off may end inside a character
-        return data[:num_bytes].decode("utf-8", errors="strict" if len(data) <= num_bytes else "ignore")
+        text = data[:num_bytes].decode("utf-8", errors="strict" if len(data) <= num_bytes else "ignore")
     except UnicodeDecodeError as error:
         raise ConfigError(f"--text {path} is not UTF-8 text ({error}); give a text file") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def token_ids_of(tokenizer: Tokenizer, path: Path, num_tokens: int) -> list[int]:

@@ -100,6 +100,7 @@ class AsyncEngine:
             core,
             EngineMeter(clock),
             max_waiting=self._config.max_waiting,
+            stream_interval_s=self._config.stream_interval_ms / 1e3,
             eos_token_ids=tuple(tokenizer.eos_token_ids) if eos is None else eos,
             curve=curve,
         )
@@ -119,6 +120,7 @@ class AsyncEngine:
         """Starts the engine's thread; a second call changes nothing."""
         if not self._started:
             self._started = True
+            self._text_thread.submit(self.tokenizer.prepare)
             self._loop.start()
 
     async def submit(

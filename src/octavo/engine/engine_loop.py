@@ -9,7 +9,6 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
 from typing import Any
 
 from octavo.core.cache_curve import CurveSource
@@ -29,17 +28,16 @@ from octavo.engine.commands import (
     Submit,
 )
 from octavo.engine.open_request import OpenRequest
+from octavo.engine.outbox import Outbox
 from octavo.engine.outputs import GenerationDelta
 from octavo.engine.status import EngineMeter, EngineStatus
 from octavo.errors import EngineOverloadedError, EngineStoppedError, InvalidRequestError, OctavoError
 
 log = logging.getLogger("octavo.engine")
 
-_Callback = tuple[Callable[..., None], tuple[Any, ...]]
-
 
 class EngineLoop:
-    """Commands go in through `post`, deltas and replies go out once per step, by one callback per event loop."""
+    """Commands go in through `post`, deltas and replies go out between steps (outbox.py)."""
 
     def __init__(
         self,
@@ -47,6 +45,7 @@ class EngineLoop:
         meter: EngineMeter,
         *,
         max_waiting: int,
+        stream_interval_s: float,
         eos_token_ids: tuple[int, ...],
         curve: CurveSource | None = None,
     ) -> None:
@@ -65,7 +64,7 @@ class EngineLoop:
         # same id may be another request's.
         self._told_ends: Counter[str] = Counter()
         self._drains: list[asyncio.Future[None]] = []
-        self._outbox: dict[asyncio.AbstractEventLoop, list[_Callback]] = {}
+        self._outbox = Outbox(stream_interval_s)
         self._stop_reason: str | None = None
         self._last_core = core.status()
         self._last_status = meter.status("running", None, self._last_core)
@@ -119,10 +118,10 @@ class EngineLoop:
             while self._stop_reason is None:
                 for command in self._take_commands():
                     self._handle(command)
-                self._flush()  # replies do not wait for the step
+                self._send_due()  # replies do not wait for the step
                 if self._core.has_work and self._stop_reason is None:
                     self._step()
-                    self._flush()
+                    self._send_due()
             self._last_core = self._core.status()
             self._close("stopped", self._stop_reason)
         except Exception as error:  # the border of the engine: every open request still gets its answer
@@ -216,7 +215,7 @@ class EngineLoop:
         for submit in self._watched.values():
             memory = self._core.branch_memory(submit.opened.request.request_id)
             if memory and memory[0].blocks and submit.on_memory is not None:
-                self._outbox.setdefault(submit.inbox.loop, []).append((submit.on_memory, (memory,)))
+                self._outbox.put(submit.inbox.loop, submit.on_memory, memory, can_wait=True)
 
     def _push(self, submit: Submit, output: RequestOutput, now: float) -> None:
         opened = submit.opened
@@ -251,7 +250,10 @@ class EngineLoop:
 
     def _send(self, submit: Submit, deltas: list[GenerationDelta], now: float) -> None:
         for delta in deltas:
-            self._outbox.setdefault(submit.inbox.loop, []).append((submit.inbox.put, (submit.index, delta)))
+            can_wait = (
+                delta.finish_reason is None and delta.num_output_tokens > 1
+            )  # the first token does not, nor the end
+            self._outbox.put(submit.inbox.loop, submit.inbox.put, submit.index, delta, can_wait=can_wait)
             if delta.finish_reason is not None:
                 self._meter.finished(delta, now - submit.opened.arrived_s)
         if submit.opened.is_finished:
@@ -260,7 +262,7 @@ class EngineLoop:
             self._answer_drains()
 
     def _answer(self, reply: asyncio.Future[Any], value: object) -> None:
-        self._outbox.setdefault(reply.get_loop(), []).append((_resolve, (reply, value)))
+        self._outbox.put(reply.get_loop(), _resolve, reply, value, can_wait=False)
 
     def _answer_drains(self) -> None:
         if not self._open:
@@ -268,19 +270,18 @@ class EngineLoop:
                 self._answer(reply, None)
             self._drains.clear()
 
-    def _flush(self) -> None:
-        if not self._outbox:
-            return
-        outbox, self._outbox = self._outbox, {}
-        for loop, callbacks in outbox.items():
-            try:
-                loop.call_soon_threadsafe(_call_all, callbacks)
-            except RuntimeError:  # that event loop is closed: nobody waits for these requests any more
-                gone = [submit for submit in self._open.values() if submit.inbox.loop is loop]
-                for submit in gone:
-                    self._abort_in_core(submit)
-                    del self._open[submit.opened.request.request_id]
-                    self._watched.pop(submit.opened.request.request_id, None)
+    def _send_due(self) -> None:
+        # Without work there is no next step that could take along what is held.
+        if not self._core.has_work or self._outbox.is_due(len(self._open), self._meter.now()):
+            self._send_all()
+
+    def _send_all(self) -> None:
+        for loop in self._outbox.send(self._meter.now()):
+            gone = [submit for submit in self._open.values() if submit.inbox.loop is loop]
+            for submit in gone:
+                self._abort_in_core(submit)
+                del self._open[submit.opened.request.request_id]
+                self._watched.pop(submit.opened.request.request_id, None)
 
     def _close(self, state: str, reason: str) -> None:
         """Answers everything that is open or was still to be read. After it nothing is accepted."""
@@ -297,7 +298,7 @@ class EngineLoop:
             if reply is not None:
                 self._answer(reply, EngineStoppedError(reason))
         self._answer_drains()
-        self._flush()
+        self._send_all()
 
     def _end_core(self, reason: str) -> None:
         """Ends what the core still runs and takes its last status. One that cannot even do that is left as it is."""
@@ -306,11 +307,6 @@ class EngineLoop:
             self._last_core = self._core.status()
         except Exception:
             log.exception("the core could not end its requests; its last status stands")
-
-
-def _call_all(callbacks: list[_Callback]) -> None:
-    for function, arguments in callbacks:
-        function(*arguments)
 
 
 def _resolve(reply: asyncio.Future[Any], value: object) -> None:

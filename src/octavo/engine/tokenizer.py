@@ -113,6 +113,11 @@ class Tokenizer:
             settings["chat_template"] = chat_template
         (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
+    def prepare(self) -> None:
+        """Does now what the first long text would wait for."""
+        with self._encoding:
+            self._cuts.prepare()
+
     def encode(
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True, namespace: str | None = None
     ) -> list[int]:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
-from octavo.models.packed_size import auto_weights_dtype
+from octavo.models.packed_size import WEIGHTS_DTYPES
 
-WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")
 CERTIFIED = "certified"  # the smallest setting of a certificate
 KV_CACHE_DTYPES = (*FORMAT_BYTES, CERTIFIED)
 SCALED_FORMATS = ("fp8_e4m3", "fp8_e5m2")  # KV formats that want calibrated scales
@@ -26,7 +25,7 @@ MAX_THREADS = 1024
 class ExecutorConfig:
     """How the model is held and run."""
 
-    weights_dtype: str = "auto"  # auto (see `resolve_weights_dtype`), f32, bf16, int8 or int4
+    weights_dtype: str = "auto"  # auto (see `models.packed_size.resolve_weights_dtype`), f32, bf16, int8 or int4
     kv_cache_dtype: str = "auto"  # auto (the model's own; bf16 where it is quantised) or one of KV_CACHE_DTYPES
     kv_cache_skip_layers: tuple[int, ...] = ()  # indices of layers whose K and V are kept as auto would have them
     kv_cache_scales: str | None = None  # of fp8 or int8: a file, or none (uncalibrated); None: the file by the model
@@ -57,14 +56,6 @@ class ExecutorConfig:
 def schemes_of(kv_format: str) -> tuple[str, ...]:
     """Those that a format may have; int8 is turned always."""
     return SCALE_SCHEMES if kv_format in SCALED_FORMATS else (HADAMARD,)
-
-
-def resolve_weights_dtype(asked: str, model_dtype: str) -> str:
-    """The dtype in which the kernels hold the weights of a model stored in `model_dtype`.
-
-    auto is f32 for f32, int8 for what int8 holds exactly (then only activations are rounded: 0.003 nats), else bf16.
-    """
-    return auto_weights_dtype(model_dtype) if asked == "auto" else asked
 
 
 def resolve_kv_format(asked: str, model_dtype: str) -> str:

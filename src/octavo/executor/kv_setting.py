@@ -60,13 +60,15 @@ class KVSetting:
         """Tokens: no longer than what was certified."""
         return of_model if self.certificate is None else min(of_model, self.certificate.max_model_len)
 
-    def key_name(self, formats: str) -> str:
-        """The KV format as a field of block keys: with other scales it is another one.
+    def key_name(self, formats: str, weights_dtype: str) -> str:
+        """The KV format as a field of block keys: with other scales, or from weights held otherwise, it is another one.
 
+        For blocks that leave the process; the pool of a served model has no keys, as all its blocks are of one setting.
         formats: of the layers, as `core.kv_groups.format_words` names them.
         """
         turned = ", turned" if self.kv_format in TURNED_FORMATS else ""  # caches of before were not
-        return f"{formats}{turned}" if self.scales is None else f"{formats}{turned}, scales {self.scales.digest}"
+        found = f"{formats}{turned}, weights {weights_dtype}"
+        return found if self.scales is None else f"{found}, scales {self.scales.digest}"
 
     def degraded(self, of_model: int, asked: int | None) -> tuple[str, ...]:
         """of_model: the longest context of the model; asked: the one that was asked for."""

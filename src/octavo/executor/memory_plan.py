@@ -22,6 +22,8 @@ _F32 = 4
 _ACTIVATION_COPIES = 2  # inputs and outputs of a layer's matrices at once
 _LOGIT_COPIES = 4  # logits, and what sampling makes of them
 _COUNT_BYTES, _COUNT_COPIES = 8, 3  # attention that a slot got: held, summed up, and handed back
+_SCORE_BYTES, _SPAN_KEYS, _PIECE_TOKENS, _BLOCK_ROWS = 1 << 20, 256, 16, 12  # of the kernel that counts attention
+_MAX_HEAD_DIM, _THREAD_BYTES = 256, 64 << 10
 _LOADING_TENSORS = 10  # in float32 at once: five matrices of two tensors, on four threads and one being packed
 
 
@@ -92,6 +94,7 @@ def account(
     weights_dtype: str,
     scheduler: SchedulerConfig,
     base_bytes: int,
+    num_threads: int,
     allocated: tuple[KVStorage, HoldsWeights],
 ) -> MemoryAccount:
     """The plan by the model's headers and the cache's spec, beside the buffers of what was loaded."""
@@ -106,7 +109,7 @@ def account(
         working_bytes=working_bytes(
             shapes, source.config.num_layers, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
         )
-        + counting_bytes(storage.spec, scheduler)
+        + counting_bytes(storage.spec, scheduler, source.config.num_heads, num_threads)
         + storage.scales_bytes,
         loading_bytes=loading_bytes(shapes),
     )
@@ -122,8 +125,9 @@ def working_bytes(shapes: Sequence[tuple[int, ...]], num_layers: int, num_rows: 
     return activations + num_sequences * vocab * _F32 * _LOGIT_COPIES + OVERHEAD_BYTES
 
 
-def counting_bytes(spec: KVSpec, scheduler: SchedulerConfig) -> int:
-    """What counting attention takes under the policy of all requests; one that a request asks for comes on top.
+def counting_bytes(spec: KVSpec, scheduler: SchedulerConfig, num_heads: int, num_threads: int) -> int:
+    """What counting attention takes under the policy of all requests: counts between and in steps, and the kernel's
+    scratch. One that a request asks for comes on top.
 
     Where a text chooses once, at the end of its prompt, two are at that place: prompts are computed in order.
     """
@@ -134,7 +138,23 @@ def counting_bytes(spec: KVSpec, scheduler: SchedulerConfig) -> int:
     slots = min(longest, keep.most_slots(spec.block_size) or longest)
     counts = slots * sum(len(group.layer_indices) * group.num_kv_heads for group in spec.groups)
     num_sequences = 2 if drops.piece is None else scheduler.max_num_seqs
-    return _COUNT_BYTES * _COUNT_COPIES * counts * (num_sequences + 1)
+    scratch = max(
+        counting_scratch_bytes(slots, num_heads // group.num_kv_heads, group.head_dim, num_threads)
+        for group in spec.groups
+    )
+    return _COUNT_BYTES * _COUNT_COPIES * counts * (num_sequences + 1) + scratch
+
+
+def counting_scratch_bytes(num_slots: int, heads_of_kv_head: int, head_dim: int, num_threads: int) -> int:
+    """What `Ops.attention_mass` holds beside its operands, at most: for each thread the scores of a piece of rows over
+    all slots, with rows that no token has, and the counts of one KV head; and what attention itself needs of a thread.
+    """
+    slots = -(-num_slots // _SPAN_KEYS) * _SPAN_KEYS
+    token = _F32 * heads_of_kv_head * slots
+    scores = 3 * min(_PIECE_TOKENS * token, max(_SCORE_BYTES, token)) // 2 + 2 * _F32 * _BLOCK_ROWS * slots
+    tiles = 2 * _F32 * head_dim * (_SPAN_KEYS + _PIECE_TOKENS)
+    queries = 2 * _F32 * _MAX_HEAD_DIM * _PIECE_TOKENS * heads_of_kv_head
+    return num_threads * (scores + _COUNT_BYTES * slots + tiles + queries + _THREAD_BYTES)
 
 
 def loading_bytes(shapes: Sequence[tuple[int, ...]]) -> int:

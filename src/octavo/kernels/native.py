@@ -76,6 +76,11 @@ class NativeOps:
     def num_threads(self) -> int:
         return self._kernels.num_threads
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Held for attention and draws: the most that a call has needed so far."""
+        return self._kernels.scratch_bytes
+
     def pack_linear(self, weight: F32, bias: F32 | None, weights_dtype: str) -> PackedLinear:
         return self._kernels.pack_linear(weight, bias, weights_dtype)
 

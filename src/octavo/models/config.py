@@ -61,6 +61,8 @@ class ModelConfig(Protocol):
     @property
     def num_layers(self) -> int: ...
     @property
+    def num_heads(self) -> int: ...  # of queries
+    @property
     def max_position_embeddings(self) -> int: ...  # the longest context, in tokens
     @property
     def dtype(self) -> str: ...  # what most weights are stored as: "f32", "f16", "bf16", "q4_1" ...

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.errors import ConfigError, ModelError
+from octavo.errors import ModelError
 from octavo.kernels.ops import Ops
 from octavo.models.config import ModelConfig
 from octavo.models.families import config_from_gguf, config_from_json, family_of
@@ -20,13 +20,12 @@ from octavo.models.family import CausalLM
 from octavo.models.generation import GenerationDefaults, generation_from_directory, generation_from_gguf
 from octavo.models.gguf_file import GgufFile
 from octavo.models.json_file import read_json
-from octavo.models.packed_size import auto_weights_dtype, bits_of, packed_bytes
+from octavo.models.packed_size import bits_of, packed_bytes, resolve_weights_dtype
 from octavo.models.packing import WeightSource, dtype_of, pack_parts
 from octavo.models.parts import Parts, check_tensors, part_shape, without_prefix
 from octavo.models.safetensors_file import INDEX_NAME, SINGLE_NAME, SafetensorsFiles
 from octavo.models.tensor_file import TensorFile, tensors_digest
 
-WEIGHTS_DTYPES = ("auto", "f32", "bf16", "int8", "int4")
 _TOKENIZER_KEYS = ("tokenizer.", "general.")
 _PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -97,15 +96,8 @@ def load_model(
     source: ModelSource, ops: Ops, weights_dtype: str = "auto", progress: Callable[[int, int], None] | None = None
 ) -> CausalLM:
     """Read, dequantise and pack the weights; progress(bytes done, bytes in all)."""
-    dtype = resolve_weights_dtype(source.config, weights_dtype)
+    dtype = resolve_weights_dtype(weights_dtype, source.config.dtype)
     return family_of(source.config).build(source.config, pack_parts(source.weights, ops, dtype, progress), ops)
-
-
-def resolve_weights_dtype(config: ModelConfig, weights_dtype: str) -> str:
-    """One of WEIGHTS_DTYPES; auto keeps f32 as f32, blocks that int8 holds exactly as int8, and the rest as bf16."""
-    if weights_dtype not in WEIGHTS_DTYPES:
-        raise ConfigError(f"--weights-dtype {weights_dtype!r} is not one of {', '.join(WEIGHTS_DTYPES)}")
-    return auto_weights_dtype(config.dtype) if weights_dtype == "auto" else weights_dtype
 
 
 def _open_directory(directory: Path) -> ModelSource:

@@ -6,6 +6,9 @@ each 32 inputs of an output. It knows no layout beyond these sizes.
 
 from __future__ import annotations
 
+from octavo.errors import ConfigError
+
+WEIGHTS_DTYPES = ("f32", "bf16", "int8", "int4")  # that the kernels hold
 EXACT_IN_INT8 = ("q8_0", "q4_0", "q4_1")  # GGUF blocks that int8 holds without rounding again
 _FOUR_BITS = ("q4_0", "q4_1")
 _LANES, _GROUP = 16, 32
@@ -13,8 +16,15 @@ _GROUP_BYTES = {"int8": 36, "int4": 20}
 _F32 = 4
 
 
-def auto_weights_dtype(stored: str) -> str:
-    """What `--weights-dtype auto` comes to for a model whose matrices are stored so."""
+def resolve_weights_dtype(asked: str, stored: str) -> str:
+    """The dtype in which the kernels hold the weights of a model whose matrices are stored so: one of WEIGHTS_DTYPES.
+
+    auto is f32 for f32, int8 for what int8 holds exactly (then only activations are rounded: 0.0014 nats), else bf16.
+    """
+    if asked in WEIGHTS_DTYPES:
+        return asked
+    if asked != "auto":
+        raise ConfigError(f"--weights-dtype {asked!r} is not one of auto, {', '.join(WEIGHTS_DTYPES)}")
     if stored in EXACT_IN_INT8:
         return "int8"
     return "f32" if stored == "f32" else "bf16"

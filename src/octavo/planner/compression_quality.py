@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-DEFAULT_MAX_KL, DEFAULT_MIN_TOP1 = 0.02, 0.97  # as for `octavo certify`
-
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

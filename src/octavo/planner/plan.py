@@ -14,7 +14,7 @@ from fractions import Fraction
 from octavo.core.kv_bytes import FORMAT_BYTES, vector_bytes
 from octavo.errors import ConfigError
 from octavo.models.config import SUPPORTED_ARCHITECTURES
-from octavo.models.packed_size import auto_weights_dtype, packed_bytes
+from octavo.models.packed_size import WEIGHTS_DTYPES, packed_bytes, resolve_weights_dtype
 from octavo.planner.arithmetic import Step, Work, decode_step
 from octavo.planner.cache_bytes import CacheBytes, read_format, sharded
 from octavo.planner.families import family_named
@@ -29,7 +29,6 @@ DEFAULT_SHARES: Mapping[str, float] = {"vllm": 0.9, "sglang": 0.9}
 DEVICE_SHARE = 0.95
 DEFAULT_CONTEXT = 4096
 STEP_TOKENS = 512  # octavo's --max-num-batched-tokens
-ENGINE_WEIGHTS = ("f32", "bf16", "int8", "int4")  # what octavo's kernels hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +289,8 @@ def _weights(geometry: Geometry, request: PlanRequest, *, runs: bool) -> tuple[s
     if runs:
         held = request.weights_dtype
         if held == "auto":
-            held = auto_weights_dtype(geometry.stored_dtype or geometry.dtype)
-        if held in ENGINE_WEIGHTS:
+            held = resolve_weights_dtype("auto", geometry.stored_dtype or geometry.dtype)
+        if held in WEIGHTS_DTYPES:
             return held, sum(
                 each.count * packed_bytes(each.shape, held, each.stored, is_of_vocabulary=each.is_of_vocabulary)
                 for each in geometry.tensors

@@ -31,13 +31,16 @@ struct Bf16DotTiles {
     F16 sum[kRows][kTiles];
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
-    for (int base = 0; base < head_dim / 2; base += 4) {
+    const int words = head_dim / 2;
+    for (int base = 0; base < words; base += 4) {
+      const uint8_t* ask = next[base * kTiles / words];  // half a tile after the other, as memory likes it
+      const int line = base * kTiles % words;
 #pragma GCC unroll 4
       for (int word = base; word < base + 4; word++) {
         __m512bh key[kTiles];
         for (int t = 0; t < kTiles; t++) {
           key[t] = load_pairs(k[t] + word * 64);
-          if (kPrefetch) prefetch_line(next[t], word);
+          if (kPrefetch) prefetch_line(ask, line + (word - base) * kTiles + t);
         }
         for (int r = 0; r < kRows; r++) {
           const __m512bh x = set1_pair(q[r * kQueryWords + word]);

@@ -55,11 +55,29 @@ struct ThreadSpace {
   PreparedTiles prepared;
 };
 
+// The pieces of one thread: its number, that plus the number of threads, and so on; of these, those from `first` to `end`
+// are left. Its thread takes the first, so that it knows which one comes next; who has none left takes another's last.
+struct alignas(64) Turns {
+  uint64_t range;  // end << 32 | first
+
+  static int first(uint64_t range) { return static_cast<int>(range & 0xffffffffu); }
+  static int end(uint64_t range) { return static_cast<int>(range >> 32); }
+  int take(bool is_own) {  // -1: none is left
+    uint64_t old = __atomic_load_n(&range, __ATOMIC_ACQUIRE);
+    while (first(old) < end(old)) {
+      const uint64_t less = is_own ? old + 1 : old - (uint64_t{1} << 32);
+      if (__atomic_compare_exchange_n(&range, &old, less, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return is_own ? first(old) : end(old) - 1;
+    }
+    return -1;
+  }
+};
+
 struct Work {
   const AttentionArgs* args;
   TileLayout layout;
   AttentionPlan plan;
   int num_threads;
+  Turns* turns;  // of each thread
   Piece* pieces;
   int32_t* counters;  // pieces of the same rows that have not ended
   float* partials;
@@ -95,6 +113,7 @@ size_t carve(Carver carver, const AttentionPlan& plan, int num_threads, Work& wo
   carve_thread<Form>(thread, plan);
   work.thread_bytes = (thread.used + 4095) / 4096 * 4096;
   work.threads = carver.take<uint8_t>(work.thread_bytes * num_threads);
+  work.turns = carver.take<Turns>(num_threads);
   work.pieces = carver.take<Piece>(plan.num_pieces);
   work.counters = carver.take<int32_t>(plan.num_counters);
   work.partials = carver.take<float>(plan.num_partials);
@@ -166,6 +185,15 @@ TileRange find_tiles(const Work& work, const Piece& piece, int span) {
     for (; inside < block_tiles && i < range.end; inside++, tile += work.layout.bytes) range.at[i++] = tile;
   }
   return range;
+}
+
+// The piece that a thread computes now. It is called once for each piece, so there is one.
+int take_piece(const Work& work, int thread) {
+  for (int i = 0; i < work.num_threads; i++) {
+    const int owner = (thread + i) % work.num_threads, turn = work.turns[owner].take(i == 0);
+    if (turn >= 0) return owner + turn * work.num_threads;
+  }
+  __builtin_unreachable();
 }
 
 // What this thread will probably read after `span`: the piece's next span, or that of the piece it takes then.
@@ -278,9 +306,10 @@ void run_span(const Work& work, const Piece& piece, int span, const TileRange& r
 }
 
 template <class Form>
-void run_piece(void* context, int piece_index, int thread) {
+void run_piece(void* context, int index, int thread) {
   const Work& work = *static_cast<const Work*>(context);
   const AttentionArgs& args = *work.args;
+  const int piece_index = work.num_threads == 1 ? index : take_piece(work, thread);
   const Piece& piece = work.pieces[piece_index];
   Carver carver = {work.threads + work.thread_bytes * thread, 0};
   ThreadSpace space = carve_thread<Form>(carver, work.plan);
@@ -320,6 +349,8 @@ void run_attention(ThreadPool& pool, const AttentionArgs& args) {
   work.plan = plan_attention(args, work.num_threads);
   carve<Form>(Carver{static_cast<uint8_t*>(args.scratch), 0}, work.plan, work.num_threads, work);
   order_pieces(args, work.plan, work.pieces, work.counters);
+  for (int i = 0; i < work.num_threads; i++)
+    work.turns[i].range = static_cast<uint64_t>((work.plan.num_pieces - i + work.num_threads - 1) / work.num_threads) << 32;
   pool.run(work.plan.num_pieces, run_piece<Form>, &work);
 }
 

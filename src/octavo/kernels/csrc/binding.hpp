@@ -57,6 +57,7 @@ class Buffer {
     return data_;
   }
   void* data() const { return data_; }
+  size_t size() const { return size_; }
 
  private:
   void* data_ = nullptr;

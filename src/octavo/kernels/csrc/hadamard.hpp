@@ -32,23 +32,39 @@ OCTAVO_INLINE F16 turn_lanes(F16 a) {
 }
 #endif
 
-static inline void turn(const float* x, int dim, float* out) {
-  const int size = dim & -dim;
-  const F16 factor = set1(static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(size))));
-  for (int d = 0; d < dim; d += kLanes) {
-    const F16 turned = turn_lanes<8>(turn_lanes<4>(turn_lanes<2>(turn_lanes<1>(load(x + d)))));
-    store(out + d, size == kLanes ? mul(turned, factor) : turned);
-  }
-  for (int step = kLanes; step < size; step *= 2) {
-    const bool is_last = 2 * step == size;
-    for (int from = 0; from < dim; from += 2 * step) {
-      for (int d = from; d < from + step; d += kLanes) {
-        const F16 first = load(out + d), second = load(out + d + step);
-        const F16 sum = add(first, second), difference = sub(first, second);
-        store(out + d, is_last ? mul(sum, factor) : sum);
-        store(out + d + step, is_last ? mul(difference, factor) : difference);
-      }
+// A block of 16 kVectors numbers, in registers.
+template <int kVectors>
+OCTAVO_INLINE void turn_block(const float* x, F16 factor, float* out) {
+  F16 v[kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; i++) v[i] = turn_lanes<8>(turn_lanes<4>(turn_lanes<2>(turn_lanes<1>(load(x + i * kLanes)))));
+#pragma GCC unroll 4
+  for (int step = 1; step < kVectors; step *= 2) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; i++) {
+      if (i & step) continue;
+      const F16 first = v[i], second = v[i + step];
+      v[i] = add(first, second);
+      v[i + step] = sub(first, second);
     }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; i++) store(out + i * kLanes, mul(v[i], factor));
+}
+
+template <int kVectors>
+static void turn_blocks(const float* x, int dim, float* out) {
+  const F16 factor = set1(static_cast<float>(1.0 / __builtin_sqrt(16.0 * kVectors)));
+  for (int d = 0; d < dim; d += kVectors * kLanes) turn_block<kVectors>(x + d, factor, out + d);
+}
+
+static inline void turn(const float* x, int dim, float* out) {
+  switch (dim & -dim) {
+    case 16: return turn_blocks<1>(x, dim, out);
+    case 32: return turn_blocks<2>(x, dim, out);
+    case 64: return turn_blocks<4>(x, dim, out);
+    case 128: return turn_blocks<8>(x, dim, out);
+    default: return turn_blocks<16>(x, dim, out);  // 256: kMaxHeadDim
   }
 }
 

@@ -44,6 +44,7 @@ class Kernels {
 
   const char* instruction_set() const { return table_->name; }
   int num_threads() const { return pool_.num_threads(); }
+  size_t scratch_bytes() const { return scratch_.size(); }
 
   std::unique_ptr<Linear> pack(const CF2& weight, const std::optional<CF1>& bias, const std::string& dtype) {
     const int n = static_cast<int>(weight.shape(0)), k = static_cast<int>(weight.shape(1));
@@ -337,6 +338,7 @@ NB_MODULE(_native, m) {
       .def(nb::init<int, const std::string&, int>(), nb::arg("num_threads"), nb::arg("instruction_set"), nb::arg("spin_pauses"))
       .def_prop_ro("instruction_set", &Kernels::instruction_set)
       .def_prop_ro("num_threads", &Kernels::num_threads)
+      .def_prop_ro("scratch_bytes", &Kernels::scratch_bytes)
       .def("pack_linear", &Kernels::pack, nb::arg("weight"), nb::arg("bias").none(), nb::arg("weights_dtype"))
       .def("pack_blocks", &Kernels::pack_rows_of_blocks, nb::arg("blocks"), nb::arg("bias").none(), nb::arg("kind"))
       .def("linear", &Kernels::linear, nb::arg("x"), nb::arg("weight"), nb::arg("out").noconvert(), nb::arg("accumulate"))

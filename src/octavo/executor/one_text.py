@@ -5,7 +5,7 @@ It does not know what is measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -37,7 +37,14 @@ class OneText:
 
         heard: what the queries of the text are added to.
         """
-        found = []
+        return np.concatenate([logits for _, logits in self.chunks(token_ids, first_logits, heard)])
+
+    def chunks(
+        self, token_ids: Sequence[int], first_logits: int = 0, heard: HeardQueries | None = None
+    ) -> Iterator[tuple[int, F32]]:
+        """The same bit by bit: the position of the first row, and rows [up to CHUNK_TOKENS, vocab_size], the
+        caller's to change.
+        """
         for start in range(0, len(token_ids), CHUNK_TOKENS):
             ids = np.array(token_ids[start : start + CHUNK_TOKENS], np.int32)
             query_start, position = np.array([0, len(ids)], np.int32), np.array([start], np.int32)
@@ -46,8 +53,7 @@ class OneText:
             rows: I32 = wanted if len(wanted) else np.array([len(ids) - 1], np.int32)
             logits = self._model.forward(ids, batch, self._storage.layers, rows)
             if len(wanted):
-                found.append(logits)
-        return np.concatenate(found)
+                yield start + int(wanted[0]), logits
 
     def read(self, layer_index: int, num_tokens: int) -> tuple[F32, F32]:
         """K and V of the text's first tokens, each [num_kv_heads, num_tokens, head_dim]; for layers of pairs."""
