@@ -26,6 +26,7 @@ from octavo.core.kv_bytes import FORMAT_BYTES, vector_bytes
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, AttentionBatch, KVLayer
 from octavo.kv_formats import layout
+from octavo.kv_formats.hadamard import TURNED_FORMATS
 
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 30, 9, 3, 64
 BLOCK_SIZE, POOL_TOKENS = 16, 16384
@@ -82,7 +83,16 @@ class Pool:
         offset = -memory.ctypes.data % 64
         pool = memory[offset : offset + num_blocks * block_bytes]
         self.layers = [
-            KVLayer(pool, block_bytes, i * layer_bytes, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, kv_format)
+            KVLayer(
+                pool,
+                block_bytes,
+                i * layer_bytes,
+                BLOCK_SIZE,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                kv_format,
+                is_turned=kv_format in TURNED_FORMATS,
+            )
             for i in range(NUM_LAYERS)
         ]
         blocks, tile = pool.reshape(num_blocks, block_bytes), self._random_tile(rng)

@@ -188,6 +188,15 @@ def test_heads_are_turned_where_scheme_or_format_say_so() -> None:
     assert not KVStorage(KVSpec((latent,), 16), 4).layers[0].is_turned
 
 
+def test_the_plan_counts_what_lies_beside_the_pool() -> None:
+    """Law 2: as many bytes as the arrays of the layers have."""
+    assert KVStorage(spec("fp8_e4m3"), 4).scales_bytes == 0
+    for scheme in SCALE_SCHEMES:
+        storage = KVStorage(spec("fp8_e4m3"), 4, scales=make_scales(scheme=scheme))
+        arrays = [(layer.k_scales, layer.v_scales, layer.k_feedback) for layer in storage.layers]
+        assert storage.scales_bytes == sum(one.nbytes for layer in arrays for one in layer if one is not None)
+
+
 def test_int8_has_scales_of_the_scheme_hadamard_alone(tmp_path: Path) -> None:
     path = tmp_path / "scales.safetensors"
     for scheme in SCALE_SCHEMES:

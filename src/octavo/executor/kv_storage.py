@@ -52,6 +52,7 @@ class KVStorage:
             self.pool.fill(_NAN_BYTE)
         layers = _layers(spec, self.pool)
         self.layers = layers if scales is None else scales.applied(layers)
+        self.scales_bytes = 0 if scales is None else scales.num_bytes  # beside the pool
 
     @property
     def allocated_bytes(self) -> int:

@@ -42,7 +42,7 @@ class MemoryPlan:
     file_bytes: int  # of the mapped weight files; the system may drop them at any time
     weights_bytes: int
     kv_bytes: int
-    working_bytes: int  # at most: activations, logits, tokenizer, libraries
+    working_bytes: int  # at most: activations, logits, scales of the cache, tokenizer, libraries
     loading_bytes: int  # at most: matrices in float32 between the file and the kernels' form
 
     @property
@@ -109,7 +109,8 @@ def account(
         working_bytes=working_bytes(
             shapes, source.config.num_layers, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
         )
-        + counting_bytes(storage.spec, scheduler, source.config.num_heads, num_threads),
+        + counting_bytes(storage.spec, scheduler, source.config.num_heads, num_threads)
+        + storage.scales_bytes,
         loading_bytes=loading_bytes(shapes),
     )
     return MemoryAccount(plan, storage.allocated_bytes, model.weights_bytes)
