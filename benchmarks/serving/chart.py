@@ -20,23 +20,31 @@ TITLES = {
 }
 
 
+def ours_and_peers(engines: list[str]) -> tuple[list[str], list[str]]:
+    """octavo comes once for each set of flags that it was measured with."""
+    ours = [name for name in engines if name.startswith("octavo")]
+    return ours, [name for name in engines if name not in ours]
+
+
 def table(medians: dict[str, dict[str, Any]], engines: list[str]) -> str:
-    peers = [name for name in engines if name != "octavo"]
-    lines = [f"| workload | octavo | {' | '.join(peers)} | against the best | share of the roofline |"]
-    lines.append("|---" * (len(peers) + 4) + "|")
+    ours, peers = ours_and_peers(engines)
+    lines = [f"| workload | {' | '.join([*ours, *peers])} | against the best peer | share of the roofline |"]
+    lines.append("|---" * (len(engines) + 3) + "|")
     for name, row in medians.items():
-        cells = [str(row[peer]) if row.get(peer) is not None else "-" for peer in ["octavo", *peers]]
-        best, share = row.get("speed_against_best_peer"), row.get("share_of_roofline")
-        ends = [f"{best}x" if best else "-", f"{share:.0%}" if share else "-"]
+        cells = [str(row[engine]) if row.get(engine) is not None else "-" for engine in [*ours, *peers]]
+        ends = []
+        for key, form in (("speed_against_best_peer", "{}x"), ("share_of_roofline", "{:.0%}")):
+            values = [row.get(key if one == "octavo" else f"{key} of {one}") for one in ours]
+            ends.append(", ".join(form.format(value) if value else "-" for value in values))
         lines.append(f"| {TITLES[name]} | {' | '.join([*cells, *ends])} |")
     return "\n".join(lines)
 
 
-def speeds(medians: dict[str, dict[str, Any]], peer: str) -> list[float]:
+def speeds(medians: dict[str, dict[str, Any]], one: str, peer: str) -> list[float]:
     """octavo's speed over the peer's, for each workload; 0 where the peer has no figure."""
     found = []
     for row in medians.values():
-        ours, theirs = row.get("octavo"), row.get(peer)
+        ours, theirs = row.get(one), row.get(peer)
         higher = "tokens/s" in row["unit"]
         found.append((ours / theirs if higher else theirs / ours) if ours and theirs else 0.0)
     return found
@@ -48,13 +56,15 @@ def draw(medians: dict[str, dict[str, Any]], engines: list[str], path: Path) -> 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    peers = [name for name in engines if name != "octavo"]
+    ours, peers = ours_and_peers(engines)
+    pairs = [(one, peer) for peer in peers for one in ours]
     figure, axes = pyplot.subplots(figsize=(8, 3.6))
-    width = 0.8 / len(peers)
-    for index, peer in enumerate(peers):
+    width = 0.8 / len(pairs)
+    for index, (one, peer) in enumerate(pairs):
         places = [place + index * width for place in range(len(medians))]
-        values = speeds(medians, peer)
-        bars = axes.bar(places, values, width, label=peer)
+        values = speeds(medians, one, peer)
+        flags = one.removeprefix("octavo").strip()
+        bars = axes.bar(places, values, width, label=f"{peer}, octavo with {flags}" if flags else peer)
         axes.bar_label(bars, [f"{value:.1f}" if value else "" for value in values], fontsize=7)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_yscale("log", base=2)
