@@ -31,7 +31,6 @@ from about import commit, processor
 from octavo.certify.calibration import CalibrationAsk, calibrate
 from octavo.certify.divergence import Distance, Expected, Tally
 from octavo.certify.measure import measure
-from octavo.executor.one_text import OneText
 from octavo.certify.paths import PIECE_TOKENS, paths_of
 from octavo.certify.probe import Probe
 from octavo.certify.setting import REFERENCE, Setting
@@ -40,6 +39,7 @@ from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.engine.tokenizer import Tokenizer
 from octavo.executor.config import SCALABLE_FORMATS, schemes_of
+from octavo.executor.one_text import OneText
 from octavo.kernels.native import NativeOps
 from octavo.models.loader import CausalLM, load_model, open_model
 
