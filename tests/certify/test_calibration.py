@@ -142,6 +142,11 @@ def test_channels_of_k_and_of_q_are_balanced(tmp_path: Path, family: str, kv_for
         heads = queries.reshape(len(IDS), len(k), -1, k.shape[2])
         q = heads * found.k[index][:, None]
         stored = k / found.k[index][:, None]
+        if family == "gpt_oss":
+            assert found.k_means == (), "sinks see them"
+        else:
+            np.testing.assert_allclose(found.k_means[index], k.mean(axis=1), atol=1e-5)
+            stored = (k - found.k_means[index][:, None]) / found.k[index][:, None]
         of_k, of_q = np.square(stored).mean(axis=1), np.square(q).mean(axis=(0, 2))
         shares = [one / one.sum(axis=1, keepdims=True) for one in (of_k, of_q)]
         np.testing.assert_allclose(*shares, rtol=2e-3)

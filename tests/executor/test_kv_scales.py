@@ -35,8 +35,12 @@ def make_scales(num_layers: int = 2, scheme: str = "channel", seed: int = 0) -> 
     if scheme == "head":
         k, v = np.repeat(k[..., :1], 16, axis=2), np.repeat(v[..., :1], 16, axis=2)
     feedback = np.triu(np.random.default_rng(seed).standard_normal((num_layers, 2, 16, 16)), 1).astype(np.float32)
-    parts = tuple(feedback) if scheme == "hadamard" else ()
-    return KVScales("fp8_e4m3", scheme, tuple(k), tuple(v), parts, MODEL, "b" * 64, 123, "1.2.3")
+    parts = (tuple(np.log(k)), tuple(feedback)) if scheme == "hadamard" else ((), ())
+    return KVScales("fp8_e4m3", scheme, tuple(k), tuple(v), *parts, MODEL, "b" * 64, 123, "1.2.3")
+
+
+def _parts(scales: KVScales) -> list[np.ndarray]:
+    return [*scales.k, *scales.v, *scales.k_means, *scales.k_feedback]
 
 
 @pytest.mark.parametrize("scheme", SCALE_SCHEMES)
@@ -47,9 +51,7 @@ def test_a_round_trip_keeps_every_number(tmp_path: Path, scheme: str) -> None:
     assert found.digest == made.digest
     assert (found.scheme, found.model_digest, found.text_digest) == (scheme, MODEL, "b" * 64)
     assert (found.num_tokens, found.octavo_version, found.file_name) == (123, "1.2.3", path.name)
-    for part, expected in zip(
-        (*found.k, *found.v, *found.k_feedback), (*made.k, *made.v, *made.k_feedback), strict=True
-    ):
+    for part, expected in zip(_parts(found), _parts(made), strict=True):
         assert np.array_equal(part, expected)
     assert list(tmp_path.iterdir()) == [path], "nothing half-written stays"
 
@@ -122,14 +124,26 @@ def test_another_file_is_refused_by_name(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t["layers.1.k_feedback"].__setitem__((0, 2, 9), np.nan), "not finite, or not above the diagonal"),
-        (lambda t: t["layers.1.k_feedback"].__setitem__((1, 9, 9), 1), "not finite, or not above the diagonal"),
+        (
+            lambda t: t["layers.1.k_feedback"].__setitem__((0, 2, 9), np.nan),
+            "not finite, or not above the diagonal",
+        ),
+        (
+            lambda t: t["layers.1.k_feedback"].__setitem__((1, 9, 9), 1),
+            "not finite, or not above the diagonal",
+        ),
         (lambda t: t["layers.1.k_feedback"].__setitem__((1, 2, 9), 5), "not those of its digest"),
+        (
+            lambda t: t["layers.1.k_means"].__setitem__((1, 2), np.inf),
+            "k_means has a number that is not finite",
+        ),
+        (lambda t: t["layers.1.k_means"].__setitem__((1, 2), 7), "not those of its digest"),
+        (lambda t: t.pop("layers.1.k_means"), "not those of its digest|is missing"),
         (lambda t: t.pop("layers.0.k_feedback"), "not those of its digest|is missing"),
         (lambda t: t.update({"layers.0.k_feedback": t["layers.0.k_feedback"][0].copy()}), "is missing or no matrix"),
     ],
 )
-def test_damaged_feedback_is_refused_by_name(
+def test_damaged_means_and_feedback_are_refused_by_name(
     tmp_path: Path, change: Callable[[dict[str, np.ndarray]], None], message: str
 ) -> None:
     path = tmp_path / "scales.safetensors"
@@ -178,6 +192,7 @@ def test_heads_are_turned_where_scheme_or_format_say_so() -> None:
     for scheme in SCALE_SCHEMES:
         storage = KVStorage(spec("fp8_e4m3"), 4, scales=make_scales(scheme=scheme))
         assert [layer.k_feedback is not None for layer in storage.layers] == 2 * [scheme == "hadamard"]
+        assert [layer.k_means is not None for layer in storage.layers] == 2 * [scheme == "hadamard"]
         assert [layer.is_turned for layer in storage.layers] == 2 * [scheme == "hadamard"]
     for kv_format in FORMAT_BYTES:
         groups = build_groups([LayerGeometry(1, 32, kv_format)])
@@ -193,7 +208,7 @@ def test_the_plan_counts_what_lies_beside_the_pool() -> None:
     assert KVStorage(spec("fp8_e4m3"), 4).scales_bytes == 0
     for scheme in SCALE_SCHEMES:
         storage = KVStorage(spec("fp8_e4m3"), 4, scales=make_scales(scheme=scheme))
-        arrays = [(layer.k_scales, layer.v_scales, layer.k_feedback) for layer in storage.layers]
+        arrays = [(layer.k_scales, layer.v_scales, layer.k_means, layer.k_feedback) for layer in storage.layers]
         assert storage.scales_bytes == sum(one.nbytes for layer in arrays for one in layer if one is not None)
 
 
@@ -259,10 +274,11 @@ def test_blocks_of_before_heads_were_turned_are_others(kv_format: str) -> None:
     assert KVSetting("bf16").key_name("bf16", "bf16") == "bf16, weights bf16"
 
 
-def test_other_feedback_is_other_blocks() -> None:
+def test_other_means_and_feedback_are_other_blocks() -> None:
     made = make_scales(scheme="hadamard")
-    other = replace(made, k_feedback=(made.k_feedback[0], made.k_feedback[1] * np.float32(2)))
-    assert other.digest != made.digest
+    others = [replace(made, k_feedback=(made.k_feedback[0], made.k_feedback[1] * np.float32(2)))]
+    others += [replace(made, k_means=means) for means in ((), (made.k_means[1], made.k_means[0]))]
+    assert len({one.digest for one in (made, *others)}) == 4
     wrong = replace(made, k_feedback=(made.k_feedback[0], made.k_feedback[1][:, :8].copy()))
     with pytest.raises(ConfigError, match=CURE):
         KVStorage(spec("fp8_e4m3"), 4, scales=wrong)

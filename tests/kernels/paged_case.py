@@ -101,6 +101,7 @@ class Pool:
         seed: int = 0,
         scales: tuple[F32, F32] | None = None,
         is_turned: bool = False,
+        k_means: F32 | None = None,
         k_feedback: F32 | None = None,
     ) -> None:
         self.geometry = geometry
@@ -126,6 +127,7 @@ class Pool:
             k_scales=scales[0] if scales else None,
             v_scales=scales[1] if scales else None,
             is_turned=is_turned,
+            k_means=k_means,
             k_feedback=k_feedback,
         )
         if tail_format is not None:
@@ -166,6 +168,8 @@ class Pool:
         num_tokens = k.shape[1]
         blocks = [self._free.pop() for _ in range(-(-num_tokens // size))]
         tile_bytes = sum(layout.tile_bytes(self.kv))
+        if self.kv.k_means is not None:
+            k = k - self.kv.k_means[:, None]
         if self.kv.k_scales is not None and self.kv.v_scales is not None:
             k, v = k / self.kv.k_scales[:, None], v / self.kv.v_scales[:, None]
         if self.kv.is_turned:

@@ -1,9 +1,10 @@
 """Scales for an 8-bit cache, from what a model writes, and asks for, on a text.
 
-Of the scheme "hadamard", a channel of K is divided by the root of (root mean square of K / that of the queries): then
-a turned vector, which has the same error everywhere, costs scores the least (`_balanced`). For int8, which has a scale
-for each token, that is all; the channels of a float share one more, which keeps twice the largest number seen below
-the format's largest.
+Of the scheme "hadamard", a channel of K is taken less its mean (which no softmax sees, where there are no soft caps and
+sinks) and divided by the root of (the size of what is left / that of the queries): then a turned vector, which has the
+same error everywhere, costs scores the least (`_balanced`). For int8, which has a scale for each token, that is all;
+the channels of a float share one more, which keeps twice the largest number seen below the format's largest, and there
+is feedback (`_feedback`).
 
 Of "head" and "channel", a scale must keep the largest number seen below the format's largest. Within that, a float of
 few bits is most exact just below a power of two, so of several scales up to twice as large the one with the least
@@ -13,7 +14,7 @@ squared error is taken. It does not know files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from octavo.kernels.ops import F32, F64, HeardQueries
 from octavo.kv_formats import hadamard
 from octavo.kv_formats.feedback import FLOATS
 from octavo.kv_formats.small_float import SmallFloat
+from octavo.models.families import family_of
 from octavo.models.family import CausalLM
 
 TEXT_TOKENS = 1024  # of one piece of the text, read from an empty cache
@@ -72,17 +74,17 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
         raise ConfigError("the text has no tokens; give one of some thousands")
     size = min(len(token_ids), TEXT_TOKENS, model.config.max_position_embeddings)
     text, pieces = OneText(model, groups, size), [token_ids[i : i + size] for i in range(0, len(token_ids), size)]
-    feedback: list[F32] = []
     if ask.scheme == HADAMARD:
-        best, feedback = _of_turned(text, pieces, ask)
+        found = _of_turned(text, pieces, ask.kv_format, _sees_only_differences(model))
     else:
-        best = _of_floats(text, pieces, ask)
+        found = _Found(_of_floats(text, pieces, ask))
     return KVScales(
         kv_format=ask.kv_format,
         scheme=ask.scheme,
-        k=tuple(k for k, _ in best),
-        v=tuple(v for _, v in best),
-        k_feedback=tuple(feedback),
+        k=tuple(k for k, _ in found.scales),
+        v=tuple(v for _, v in found.scales),
+        k_means=tuple(found.k_means),
+        k_feedback=tuple(found.k_feedback),
         model_digest=ask.model_digest,
         text_digest=text_digest(token_ids),
         num_tokens=len(token_ids),
@@ -90,32 +92,51 @@ def calibrate(model: CausalLM, token_ids: Sequence[int], ask: CalibrationAsk) ->
     )
 
 
-def _of_turned(
-    text: OneText, pieces: Sequence[Sequence[int]], ask: CalibrationAsk
-) -> tuple[list[tuple[F32, F32]], list[F32]]:
-    """Of each layer the scales of the scheme "hadamard", and for floats the feedback."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """As `KVScales` has it, layer by layer."""
+
+    scales: list[tuple[F32, F32]]
+    k_means: list[F32] = field(default_factory=list)
+    k_feedback: list[F32] = field(default_factory=list)
+
+
+def _sees_only_differences(model: CausalLM) -> bool:
+    """Whether what all scores of a row have in common makes no difference: not with soft caps or sinks."""
+    return family_of(model.config).why_uncounted(model.config) is None
+
+
+def _of_turned(text: OneText, pieces: Sequence[Sequence[int]], kv_format: str, with_means: bool) -> _Found:
+    """What the scheme "hadamard" needs."""
     heard = HeardQueries([np.zeros((num_heads, dim, dim)) for num_heads, dim in text.head_shapes])
-    squares = [np.zeros(shape) for shape in text.head_shapes]
-    for _, pairs in _read(text, pieces, heard):
-        for of_layer, (k, _) in zip(squares, pairs, strict=True):
-            of_layer += np.square(k, dtype=np.float64).sum(axis=1)
+    sums, squares = ([np.zeros(shape) for shape in text.head_shapes] for _ in range(2))
+    num_tokens = 0
+    for count, pairs in _read(text, pieces, heard):
+        num_tokens += count
+        for of_layer, its_squares, (k, _) in zip(sums, squares, pairs, strict=True):
+            of_layer += k.sum(axis=1, dtype=np.float64)
+            its_squares += np.square(k, dtype=np.float64).sum(axis=1)
+    k_means = [np.asarray(of_layer / num_tokens * with_means, np.float32) for of_layer in sums]
+    spread = [own / num_tokens - np.square(m, dtype=np.float64) for own, m in zip(squares, k_means, strict=True)]
     queries = [np.diagonal(products, axis1=1, axis2=2) for products in heard.products]
-    k_scales = [_balanced(k, q) for k, q in zip(squares, queries, strict=True)]
-    ones = [np.ones_like(k) for k in k_scales]
-    form = FLOATS.get(ask.kv_format)
+    k_scales = [_balanced(k, q) for k, q in zip(spread, queries, strict=True)]
+    means = k_means if with_means else []
+    form = FLOATS.get(kv_format)
     if form is None:
-        return list(zip(k_scales, ones, strict=True)), []
+        return _Found([(k, np.ones_like(k)) for k in k_scales], means)
     largest: list[tuple[F32, F32]] = [(np.zeros_like(k), np.zeros_like(k)) for k in k_scales]
     for _, pairs in _read(text, pieces):
         for index, (k, v) in enumerate(pairs):
-            turned = (hadamard.turn(k / k_scales[index][:, None]), hadamard.turn(v))
+            stored = (k - k_means[index][:, None]) / k_scales[index][:, None]
+            turned = hadamard.turn(stored), hadamard.turn(v)
             of_k, of_v = (np.maximum(a, _largest(b, "head")) for a, b in zip(largest[index], turned, strict=True))
             largest[index] = of_k, of_v
-    best = [
+    scales = [
         (np.asarray(k * _scale(_ROOM * of_k, form), np.float32), _scale(_ROOM * of_v, form))
         for k, (of_k, of_v) in zip(k_scales, largest, strict=True)
     ]
-    return best, [_feedback(products, k) for products, k in zip(heard.products, k_scales, strict=True)]
+    feedback = [_feedback(products, k) for products, k in zip(heard.products, k_scales, strict=True)]
+    return _Found(scales, means, feedback)
 
 
 def _balanced(k_squares: F64, q_squares: F64) -> F32:

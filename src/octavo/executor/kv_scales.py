@@ -1,8 +1,8 @@
 """Calibrated scales of an 8-bit float KV cache: what they are, and the file that they are kept in.
 
 The file is safetensors, so it opens anywhere: `layers.N.k_scales` and `layers.N.v_scales` [num_kv_heads, head_dim], of
-fp8 and the scheme "hadamard" also `layers.N.k_feedback` [num_kv_heads, head_dim, head_dim], with what they were made
-from in its metadata. It does not know how good scales are found.
+the scheme "hadamard" also `layers.N.k_means` alike and, of fp8, `layers.N.k_feedback` [num_kv_heads, head_dim,
+head_dim], with what they were made from in its metadata. It does not know how good scales are found.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ _FILE_KIND = "octavo kv scales 2"
 _OLDER_KINDS = ("octavo kv scales 1",)  # before heads were turned: int8 had other scales
 _KEYS = ("kind", "format", "scheme", "model_digest", "text_digest", "tokens", "octavo_version", "digest")
 _MAX_FILE_BYTES = 256 << 20
+_ALLOWED = {
+    "k_scales": "a scale that is not finite and above 0",
+    "v_scales": "a scale that is not finite and above 0",
+    "k_means": "a number that is not finite",
+    "k_feedback": "a number that is not finite, or not above the diagonal",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,7 @@ class KVScales:
     scheme: str  # one of SCALE_SCHEMES
     k: tuple[F32, ...]  # of each layer [num_kv_heads, head_dim]; of scheme "head" one number for all channels
     v: tuple[F32, ...]
+    k_means: tuple[F32, ...]  # of "hadamard", of each layer as k: taken from K first; else, or with soft caps, none
     k_feedback: tuple[F32, ...]  # of fp8 and "hadamard", of each layer [num_kv_heads, head_dim, head_dim]; else none
     model_digest: str
     text_digest: str  # SHA-256 of the token ids that it was calibrated on
@@ -45,9 +52,9 @@ class KVScales:
     @property
     def digest(self) -> str:
         """SHA-256 in hex of all that the bytes of a cache depend on."""
-        turned = " turned" if self.is_turned else ""
+        turned = f" turned, {len(self.k_means)} means" if self.is_turned else ""
         found = sha256(f"{_FILE_KIND} {self.kv_format} {len(self.k)}{turned}".encode())
-        for part in (*self.k, *self.v, *self.k_feedback):
+        for part in (*self.k, *self.v, *self.k_means, *self.k_feedback):
             found.update(f" {part.shape} ".encode())
             found.update(np.ascontiguousarray(part, "<f4").tobytes())
         return found.hexdigest()
@@ -58,27 +65,26 @@ class KVScales:
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.nbytes for part in (*self.k, *self.v, *self.k_feedback))
+        return sum(part.nbytes for part in (*self.k, *self.v, *self.k_means, *self.k_feedback))
 
     def applied(self, layers: Sequence[KVLayer]) -> tuple[KVLayer, ...]:
         """The layers of a cache with these scales; those that are kept in another format have none."""
         self.check_shapes(layers)
+        none = (None,) * len(layers)
+        parts = zip(layers, self.k, self.v, self.k_means or none, self.k_feedback or none, strict=True)
         return tuple(
-            replace(layer, k_scales=k, v_scales=v, is_turned=self.is_turned, k_feedback=feedback)
+            replace(layer, k_scales=k, v_scales=v, k_means=means, is_turned=self.is_turned, k_feedback=feedback)
             if layer.kv_format == self.kv_format
             else layer
-            for layer, k, v, feedback in zip(
-                layers, self.k, self.v, self.k_feedback or (None,) * len(layers), strict=True
-            )
+            for layer, k, v, means, feedback in parts
         )
 
     def check_shapes(self, layers: Sequence[KVLayer]) -> None:
         """Raises ConfigError for scales of a model of another shape."""
         wanted = [(layer.num_kv_heads, layer.head_dim) for layer in layers]
-        squares = [(num_heads, dim, dim) for num_heads, dim in wanted] if self.k_feedback else []
-        if [part.shape for part in self.k] == wanted == [part.shape for part in self.v] and (
-            [part.shape for part in self.k_feedback] == squares
-        ):
+        squares = [(num_heads, dim, dim) for num_heads, dim in wanted]
+        found = [[part.shape for part in parts] for parts in (self.k, self.v, self.k_means, self.k_feedback)]
+        if found == [wanted, wanted, wanted if self.k_means else [], squares if self.k_feedback else []]:
             return
         raise ConfigError(
             f"{self.file_name or 'the KV scales'}: {len(self.k)} layers of the shapes {_shapes(self.k)}, and the model "
@@ -114,7 +120,8 @@ def write_scales(path: Path, scales: KVScales) -> None:
         "digest": scales.digest,
     }
     tensors = {}
-    for name, parts in (("k_scales", scales.k), ("v_scales", scales.v), ("k_feedback", scales.k_feedback)):
+    sides = {"k_scales": scales.k, "v_scales": scales.v, "k_means": scales.k_means, "k_feedback": scales.k_feedback}
+    for name, parts in sides.items():
         for index, part in enumerate(parts):
             tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(part, np.float32)
     try:
@@ -160,25 +167,25 @@ def _scales(path: Path, about: Mapping[str, str], tensors: Mapping[str, F32]) ->
     scheme, kv_format = about["scheme"], about["format"]
     if scheme not in schemes_of(kv_format) or not about["tokens"].isdecimal():
         raise _damaged(path, kv_format, f"scheme {scheme!r}, {about['tokens']!r} tokens")
-    has_feedback = scheme == HADAMARD and kv_format in SCALED_FORMATS
-    sides: dict[str, list[F32]] = {"k_scales": [], "v_scales": []}
-    if has_feedback:
-        sides["k_feedback"] = []
+    sides: dict[str, list[F32]] = {"k_scales": [], "v_scales": [], "k_means": [], "k_feedback": []}
+    if scheme != HADAMARD or "layers.0.k_means" not in tensors:
+        del sides["k_means"]
+    if scheme != HADAMARD or kv_format not in SCALED_FORMATS:
+        del sides["k_feedback"]
     for index in range(len(tensors) // len(sides)):
         for side, parts in sides.items():
             name, part = f"layers.{index}.{side}", tensors.get(f"layers.{index}.{side}")
             if part is None or part.dtype != np.float32 or part.ndim != (3 if side == "k_feedback" else 2):
                 raise _damaged(path, kv_format, f"{name} is missing or no matrix of f32")
-            if side == "k_feedback" and not (np.isfinite(part).all() and (part == np.triu(part, 1)).all()):
-                raise _damaged(path, kv_format, f"{name} has numbers that are not finite, or not above the diagonal")
-            if side != "k_feedback" and not (np.isfinite(part).all() and (part > 0).all()):
-                raise _damaged(path, kv_format, f"{name} has a scale that is not finite and above 0")
+            if not np.isfinite(part).all() or not _is_allowed(side, part):
+                raise _damaged(path, kv_format, f"{name} has {_ALLOWED[side]}")
             parts.append(np.ascontiguousarray(part))
     return KVScales(
         kv_format=kv_format,
         scheme=scheme,
         k=tuple(sides["k_scales"]),
         v=tuple(sides["v_scales"]),
+        k_means=tuple(sides.get("k_means", ())),
         k_feedback=tuple(sides.get("k_feedback", ())),
         model_digest=about["model_digest"],
         text_digest=about["text_digest"],
@@ -186,6 +193,12 @@ def _scales(path: Path, about: Mapping[str, str], tensors: Mapping[str, F32]) ->
         octavo_version=about["octavo_version"],
         file_name=path.name,
     )
+
+
+def _is_allowed(side: str, part: F32) -> bool:
+    if side == "k_feedback":
+        return bool((part == np.triu(part, 1)).all())
+    return side == "k_means" or bool((part > 0).all())
 
 
 def _damaged(path: Path, kv_format: str, why: str) -> ConfigError:

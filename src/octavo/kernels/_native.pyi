@@ -98,6 +98,7 @@ def make_kv_view(
     kind: str,
     k_scales: F32 | None,
     v_scales: F32 | None,
+    k_means: F32 | None,
     is_turned: bool,
     k_feedback: F32 | None,
     tail_offset: int,

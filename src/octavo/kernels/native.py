@@ -220,6 +220,7 @@ class NativeOps:
                 kv.kind,
                 kv.k_scales,
                 kv.v_scales,
+                kv.k_means,
                 kv.is_turned,
                 kv.k_feedback,
                 -1 if kv.tail is None else kv.tail.layer_offset,

@@ -56,6 +56,9 @@ class KVLayer:
     # [num_kv_heads, head_dim]: what is stored is divided by it (fp8 formats and int8, of kind "pair"); both or neither
     k_scales: F32 | None = None
     v_scales: F32 | None = None
+    # [num_kv_heads, head_dim]: taken from K before that. Kernels do not add them again: no softmax sees what the scores
+    # of a row have in common; so they go with neither soft cap nor sinks.
+    k_means: F32 | None = None
     is_turned: bool = False  # before they are rounded, V and, without a tail, K are turned (`kv_formats.hadamard`)
     k_feedback: F32 | None = None  # [num_kv_heads, head_dim, head_dim], of fp8 formats: see `kv_formats.feedback`
     # Formats that quantise K by whole tiles: where a row reads K of its own tile, in blocks of another group (bf16).

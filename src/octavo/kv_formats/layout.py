@@ -67,6 +67,8 @@ class KVSlice(Protocol):
     @property
     def v_scales(self) -> F32 | None: ...
     @property
+    def k_means(self) -> F32 | None: ...
+    @property
     def k_feedback(self) -> F32 | None: ...
     @property
     def is_turned(self) -> bool: ...
@@ -102,6 +104,8 @@ def write_token(kv: KVSlice, block_id: int, slot: int, k: F32, v: F32, tail_id: 
     With a tail, K goes to the same slot of block `tail_id` of that; the last slot of a tile quantises the tile.
     """
     form = codec(kv.kv_format)
+    if kv.k_means is not None:
+        k = k - kv.k_means
     if kv.k_scales is not None and kv.v_scales is not None:
         k, v = k / kv.k_scales, v / kv.v_scales
     k, v = _turned(kv, k, v)
@@ -159,6 +163,8 @@ def read_tokens(
     k, v = _turned(kv, k, v)
     if kv.k_scales is not None and kv.v_scales is not None:
         k, v = k * kv.k_scales[:, None], v * kv.v_scales[:, None]
+    if kv.k_means is not None:
+        k = k + kv.k_means[:, None]
     return k[:, first - skip :], v[:, first - skip :]
 
 

@@ -15,14 +15,14 @@ inline KVFormat kv_format(const std::string& name) {
 // Where one layer lies in the pool; made once, used at each step. Keeps the pool and the scales alive.
 struct KVView {
   U1 pool;
-  std::optional<CF2> k_scales, v_scales;
+  std::optional<CF2> k_scales, v_scales, k_means;
   std::optional<CF3> k_feedback;
   KVLayerArgs args;
 };
 
 inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_t layer_offset, int block_size, int num_kv_heads,
                                      int head_dim, const std::string& format, const std::string& kind,
-                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales, bool is_turned,
+                                     std::optional<CF2> k_scales, std::optional<CF2> v_scales, std::optional<CF2> k_means, bool is_turned,
                                      std::optional<CF3> k_feedback, int64_t tail_offset) {
   require(kind == "pair" || kind == "latent", "kind must be pair or latent");
   const bool is_latent = kind == "latent";
@@ -34,7 +34,7 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
   const KVFormat f = kv_format(format);
   require(head_dim % kv_dim_step(f) == 0, "head_dim must be a multiple of 32 for this KV format");
   view->args = {pool.data(), block_bytes, layer_offset, block_size, num_kv_heads, head_dim, f, nullptr, nullptr, is_latent, tail_offset,
-                is_turned && !has_tail(f), is_turned, nullptr};
+                is_turned && !has_tail(f), is_turned, nullptr, nullptr};
   require((tail_offset >= 0) == has_tail(f), "a layer has a tail where its KV format quantises K by whole tiles, and only there");
   require(!(is_latent && has_tail(f)), "latents cannot be kept in a KV format that has tails");
   require(!(is_turned && is_latent), "latents are not turned");
@@ -53,6 +53,13 @@ inline std::unique_ptr<KVView> make_kv_view(U1 pool, int64_t block_bytes, int64_
     view->args.k_scales = k_scales->data();
     view->args.v_scales = v_scales->data();
   }
+  if (k_means) {
+    require(k_scales.has_value(), "means of K go with scales");
+    require(k_means->shape(0) == static_cast<size_t>(num_kv_heads) && k_means->shape(1) == static_cast<size_t>(head_dim),
+            "means must be [num_kv_heads, head_dim]");
+    view->args.k_means = k_means->data();
+  }
+  view->k_means = std::move(k_means);
   if (k_feedback) {
     const size_t dim = static_cast<size_t>(head_dim);
     require(is_fp8(f) && !is_latent, "feedback of K goes with fp8 formats, and pairs of K and V");

@@ -48,6 +48,7 @@ struct KVLayerArgs {
   bool is_latent;  // one vector a token, which is K and, as far as its first numbers go, V
   int64_t tail_offset;  // in blocks of the tail's table, where the format has a tail; else -1
   bool turns_k, turns_v;  // hadamard.hpp: before they are rounded; so q is turned, or what attention gives
+  const float* k_means;     // [num_kv_heads, head_dim] or null: taken from K first; scores are less by the same number
   const float* k_feedback;  // [num_kv_heads, head_dim, head_dim] or null: of fp8 formats (kv_formats/feedback.py)
 };
 

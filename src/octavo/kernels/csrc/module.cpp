@@ -223,6 +223,7 @@ class Kernels {
     require(window >= 0, "window must be 0 (all keys) or more");
     require(softcap >= 0.f, "softcap must be 0 (none) or more");
     require(!sinks || sinks->shape(0) == q.shape(1), "sinks must be [num_heads]");
+    require(!kv.args.k_means || (softcap == 0.f && !sinks), "means of K can be left out of scores without softcap and sinks only");
     AttentionArgs args = attention_args(q, batch, kv, scale, out, kv.args.head_dim);
     args.window = window;
     args.softcap = softcap;
@@ -333,7 +334,7 @@ NB_MODULE(_native, m) {
         nb::arg("block_table"), nb::arg("tail_table").none());
   m.def("make_kv_view", &make_kv_view, nb::arg("pool").noconvert(), nb::arg("block_bytes"), nb::arg("layer_offset"), nb::arg("block_size"),
         nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("kv_format"), nb::arg("kind"), nb::arg("k_scales").none(), nb::arg("v_scales").none(),
-        nb::arg("is_turned"), nb::arg("k_feedback").none(), nb::arg("tail_offset"));
+        nb::arg("k_means").none(), nb::arg("is_turned"), nb::arg("k_feedback").none(), nb::arg("tail_offset"));
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, const std::string&, int>(), nb::arg("num_threads"), nb::arg("instruction_set"), nb::arg("spin_pauses"))
       .def_prop_ro("instruction_set", &Kernels::instruction_set)

@@ -23,6 +23,10 @@ void divide(const float* x, const float* by, int head_dim, float* out) {
   for (int d = 0; d < head_dim; d += 16) store(out + d, div(load(x + d), load(by + d)));
 }
 
+void subtract(const float* x, const float* what, int head_dim, float* out) {
+  for (int d = 0; d < head_dim; d += 16) store(out + d, sub(load(x + d), load(what + d)));
+}
+
 // Dimensions j and j + half turn by the angle of the position; those from 2 * half on pass through.
 void rotate(const float* x, const float* cos, const float* sin, int half, int head_dim, float* out) {
   int j = 0;
@@ -76,6 +80,7 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
     if (args.k_norm) normalise(k, args.k_norm, args.norm_eps, head_dim, normal);
     rotate(args.k_norm ? normal : k, cos, sin, half, head_dim, rotated);
     const float* value = v;
+    if (kv.k_means) subtract(rotated, kv.k_means + head * head_dim, head_dim, rotated);
     if (kv.k_scales) {
       divide(rotated, kv.k_scales + head * head_dim, head_dim, rotated);
       divide(v, kv.v_scales + head * head_dim, head_dim, normal);
