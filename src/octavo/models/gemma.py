@@ -15,6 +15,7 @@ from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ModelError
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops, PackedLinear
+from octavo.models.balance import balanced_norms
 from octavo.models.config import RopeConfig, check_heads, check_number, check_sizes, check_windows
 from octavo.models.config_gguf import Keys, head_dim_of, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, layer_windows, num_kv_heads, read_rope, rope_scaling
@@ -318,11 +319,12 @@ class GemmaModel:
 
 def _layer(packed: Packed, i: int) -> _Layer:
     matrices, vectors = packed.matrices, packed.vectors
+    q_norm, k_norm = balanced_norms(vectors.get(f"{i}.q_norm"), vectors.get(f"{i}.k_norm"))
     return _Layer(
         attention_norm=vectors[f"{i}.attention_norm"],
         qkv=matrices[f"{i}.qkv"],
-        q_norm=vectors.get(f"{i}.q_norm"),
-        k_norm=vectors.get(f"{i}.k_norm"),
+        q_norm=q_norm,
+        k_norm=k_norm,
         output=matrices[f"{i}.output"],
         post_attention_norm=vectors.get(f"{i}.post_attention_norm"),
         mlp_norm=vectors[f"{i}.mlp_norm"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.kernels.ops import F32, Ops, PackedLinear
+from octavo.models.balance import balanced_norms
 from octavo.models.llama_config import LlamaConfig
 from octavo.models.names import Names
 from octavo.models.packing import Packed, Progress, WeightSource, pack_parts
@@ -115,12 +116,13 @@ def load_weights(
 
 def llama_weights(packed: Packed, config: LlamaConfig) -> ModelWeights:
     matrices, vectors = packed.matrices, packed.vectors
+    norms = [balanced_norms(vectors.get(f"{i}.q_norm"), vectors.get(f"{i}.k_norm")) for i in range(config.num_layers)]
     layers = tuple(
         LayerWeights(
             attention_norm=vectors[f"{i}.attention_norm"],
             qkv=matrices[f"{i}.qkv"],
-            q_norm=vectors.get(f"{i}.q_norm"),
-            k_norm=vectors.get(f"{i}.k_norm"),
+            q_norm=norms[i][0],
+            k_norm=norms[i][1],
             output=matrices[f"{i}.output"],
             mlp_norm=vectors[f"{i}.mlp_norm"],
             gate_up=matrices[f"{i}.gate_up"],
