@@ -15,6 +15,7 @@ import pytest
 
 from octavo.cli.chat import HELP
 from tests.cli.conftest import CommandLine
+from tests.models.tiny_models import make_tiny_model
 
 FLAGS = ("--temperature", "0", "--ignore-eos", "--max-tokens", "20", "--kv-cache-memory", "8MiB", "--threads", "1")
 
@@ -110,11 +111,13 @@ def test_a_model_without_a_template_is_told(tiny_model: Path, tmp_path: Path, co
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals on Windows")
-def test_ctrl_c_stops_the_answer_and_not_the_program(tiny_model: Path) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
     """On a terminal, as a user has it: Ctrl-C in an answer, Ctrl-C at the prompt, Ctrl-D."""
+    # An answer of up to 8,192 tokens, each of which computes all before it again: it does not end by itself in time.
+    model = make_tiny_model(tmp_path / "model", max_position_embeddings=8192)
     ours, theirs = pty.openpty()
     flags = ("--ignore-eos", "--temperature", "0", "--threads", "1", "--kv-cache-memory", "8MiB", "--no-kv-cache")
-    command = [sys.executable, "-m", "octavo.cli.main", "chat", str(tiny_model), *flags]
+    command = [sys.executable, "-m", "octavo.cli.main", "chat", str(model), *flags]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     try:

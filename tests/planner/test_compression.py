@@ -185,8 +185,13 @@ def test_a_certificate_is_read() -> None:
 
 
 def test_stored_measures_are_those_of_the_benchmarks() -> None:
-    rows = json.loads((RESULTS / "kv_formats_smollm2.json").read_text())["texts"][0]["rows"]
-    formats = {one["format"].removesuffix(", uncalibrated"): one for one in rows}
+    formats = {}
+    for name, ending in (
+        ("kv_formats_smollm2", ", uncalibrated"),
+        ("kv_formats_smollm2_calibrated", ", calibrated by hadamard"),
+    ):
+        for one in json.loads((RESULTS / f"{name}.json").read_text())["texts"][0]["rows"]:
+            formats[f"benchmarks/results/{name}.json", one["format"].removesuffix(ending)] = one
     heads = {one["kv_heads"]: one for one in json.loads((RESULTS / "fewer_kv_heads_smollm2.json").read_text())["rows"]}
     stored = [one for one in known_evidence("SmolLM2-135M-Instruct.Q4_1.gguf") if one.kind == "stored"]
     assert {one.what for one in stored if one.way == "bits"} == {"bf16", "int8", "fp8_e4m3", "k8v4", "int4"}
@@ -197,10 +202,10 @@ def test_stored_measures_are_those_of_the_benchmarks() -> None:
     assert stored[2].result == f"{policy['perplexity']}; {whole['perplexity']} with all tokens"
     for one in stored:
         if one.way == "bits":
-            row = formats[one.what]
+            row = formats[one.source, one.what]
             assert one.result == f"{row['kl_mean']:.5f} nats, same best token {row['top1']:.2%}"
             assert f"{row['tokens']:,} tokens" in one.measured
-            assert one.source == "benchmarks/results/kv_formats_smollm2.json"
+            assert ("calibrated" in one.source) == ("calibrated" in one.measured)
     book = json.loads((RESULTS / "compress_smollm2.json").read_text())
     likely = {
         one["tokens"]: one for one in book["likelihoods"] if one["kv_cache_dtype"] == "bf16" and one["heads"] != "MQA"
