@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -118,7 +119,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     flags = ("--ignore-eos", "--temperature", "0", "--threads", "1", "--kv-cache-memory", "8MiB", "--no-kv-cache")
     command = [sys.executable, "-m", "octavo.cli.main", "chat", str(model), *flags]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=hear_interrupts
+    )
     os.close(theirs)
     try:
         screen = Screen(ours)
@@ -142,6 +145,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         os.close(ours)
+
+
+def hear_interrupts() -> None:
+    """A suite that runs in the background of a shell ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Screen:

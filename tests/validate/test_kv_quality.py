@@ -31,7 +31,7 @@ def test_eight_bits_move_a_real_model_by_no_more_than_is_promised(smollm2_path: 
     ids = Tokenizer.from_source(source.tokenizer_source).encode(text[:20_000], add_special_tokens=False)
     model = load_model(source, ops, "f32")
     calibration = ids[TOKENS : TOKENS + CALIBRATION_TOKENS]
-    asks = [CalibrationAsk("fp8_e4m3", "head", source.digest, ""), CalibrationAsk("int8", "channel", source.digest, "")]
+    asks = [CalibrationAsk(name, "hadamard", source.digest, "") for name in ("fp8_e4m3", "int8")]
     scales = {ask.kv_format: calibrate(model, calibration, ask) for ask in asks}
     settings = [Setting.of(model, name, scales.get(name)) for name in (REFERENCE, *MOST_KL)]
     found = measure(model, ops, settings, paths_of(ids[:TOKENS], 1024, source.config.vocab_size))
