@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,9 @@ from probe import Prober
 from octavo.kernels.native import NativeOps, usable_cores
 from octavo.kernels.ops import F32, PackedLinear
 from octavo.kernels.weight_groups import BLOCK_BYTES
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "quality"))
+from about import commit, processor
 
 SHAPES = {"qkv": (576, 960), "out": (576, 576), "gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 512]
@@ -70,21 +72,6 @@ def pack(ops: NativeOps, weight: F32, form: str) -> PackedLinear:
         return ops.pack_linear(weight, None, form)
     row_bytes = weight.shape[1] // 32 * BLOCK_BYTES[form]
     return ops.pack_blocks(np.random.default_rng(0).integers(0, 64, (len(weight), row_bytes), np.uint8), None, form)
-
-
-def commit() -> str:
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
