@@ -99,6 +99,7 @@ class LoadedModel:
     scheduler_config: SchedulerConfig
     memory: MemoryAccount
     kv_setting: KVSetting
+    idle_work: Callable[[], bool] | None = None  # for an engine that has nothing to do (`AsyncEngine`)
 
     @property
     def max_model_len(self) -> int:
@@ -145,8 +146,9 @@ def load(
     scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
+    model_executor = ModelExecutor(causal_lm, ops, storage)
     return LoadedModel(
-        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
+        core=EngineCore(decider, model_executor),
         tokenizer=tokenizer,
         chat_template=template,
         chat_error=chat_error,
@@ -163,6 +165,7 @@ def load(
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
+        idle_work=model_executor.prepare,
     )
 
 

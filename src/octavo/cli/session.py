@@ -70,7 +70,7 @@ class Session:
 
     def __init__(self, loaded: LoadedModel) -> None:
         config = EngineConfig(max_waiting=MAX_PROMPTS, eos_token_ids=loaded.eos_token_ids)
-        self._engine = AsyncEngine(loaded.core, loaded.tokenizer, config)
+        self._engine = AsyncEngine(loaded.core, loaded.tokenizer, config, idle_work=loaded.idle_work)
         self._runner = asyncio.Runner()
         self._num_requests = 0
 

@@ -89,8 +89,11 @@ class AsyncEngine:
         clock: Callable[[], float] = time.monotonic,
         random_bytes: Callable[[int], bytes] = os.urandom,
         curve: CurveSource | None = None,
+        idle_work: Callable[[], bool] | None = None,
     ) -> None:
-        """`curve` is called in the engine's thread, between steps."""
+        """`curve` is called in the engine's thread, between steps; `idle_work` there again and again while there is nothing
+        to do, until it returns False: a call should take less than a step.
+        """
         self.tokenizer = tokenizer
         self._config = EngineConfig() if config is None else config
         self._clock = clock
@@ -103,6 +106,7 @@ class AsyncEngine:
             stream_interval_s=self._config.stream_interval_ms / 1e3,
             eos_token_ids=tuple(tokenizer.eos_token_ids) if eos is None else eos,
             curve=curve,
+            idle_work=idle_work,
         )
         self._started = False
         self._text_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-text")

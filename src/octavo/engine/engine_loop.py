@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 from octavo.core.cache_curve import CurveSource
@@ -48,8 +49,10 @@ class EngineLoop:
         stream_interval_s: float,
         eos_token_ids: tuple[int, ...],
         curve: CurveSource | None = None,
+        idle_work: Callable[[], bool] | None = None,
     ) -> None:
         self._core = core
+        self._idle_work = idle_work
         self._curve = curve
         self._meter = meter
         self._max_waiting = max_waiting
@@ -132,6 +135,8 @@ class EngineLoop:
 
     def _take_commands(self) -> list[Command]:
         """Sleeps while there is nothing to do."""
+        while self._idle_work and not self._commands and not self._core.has_work and self._idle_work():
+            pass
         with self._wakeup:
             while not self._commands and not self._core.has_work:
                 self._wakeup.wait()

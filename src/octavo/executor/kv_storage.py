@@ -17,16 +17,21 @@ from octavo.kernels.ops import U8, KVLayer
 from octavo.kv_formats.hadamard import TURNED_FORMATS
 
 _NAN_BYTE = 0xFF  # all bits set is a NaN in every floating-point format
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14, which Python does not name
+_AHEAD_BYTES = 256 << 20  # of blocks that were used: an idle engine has so much ready
+_PART_BYTES = 2 << 20  # of it at a time, a huge page: a new request waits no longer than for that
 
 
 class KVStorage:
     """An anonymous mapping of exactly `spec.pool_bytes(num_blocks)` bytes.
 
-    The kernel gives the memory page by page as blocks are first written, in huge pages where it has them: unused
-    blocks cost nothing. Pages start at multiples of 4096 bytes, so the pool is aligned for every instruction set.
+    The kernel gives the memory page by page as blocks are first written, in huge pages where it has them: blocks far
+    from any that was used cost nothing. Pages start at multiples of 4096 bytes, so the pool is aligned for every
+    instruction set.
     """
 
     # Invariant: allocated_bytes, read from the buffer, equals spec.pool_bytes(num_blocks).
+    # Invariant: the pages before `_ready_bytes` were asked for; those behind may or may not be there.
 
     def __init__(
         self, spec: KVSpec, num_blocks: int, *, scales: KVScales | None = None, fill_with_nan: bool = False
@@ -48,6 +53,7 @@ class KVStorage:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._advise_huge_pages()
         self.pool: U8 = np.frombuffer(self._mapping, np.uint8)  # [num_blocks * bytes_per_block]
+        self._ready_bytes = 0
         if fill_with_nan:
             self.pool.fill(_NAN_BYTE)
         layers = _layers(spec, self.pool)
@@ -57,6 +63,24 @@ class KVStorage:
     @property
     def allocated_bytes(self) -> int:
         return self.pool.nbytes
+
+    def prepare(self, num_used: int) -> bool:
+        """Has a little more memory ready behind the first `num_used` blocks; whether there is more to be done.
+
+        A first touch costs a fault for each page, on virtual machines milliseconds: better while nobody waits. No byte
+        changes. Where the system cannot do it, pages come as blocks are written.
+        """
+        end = min(num_used * self.spec.bytes_per_block + _AHEAD_BYTES, self.allocated_bytes)
+        if self._ready_bytes >= end:
+            return False
+        count = min(_PART_BYTES, self.allocated_bytes - self._ready_bytes)
+        try:
+            self._mapping.madvise(_POPULATE_WRITE, self._ready_bytes, count)
+        except (AttributeError, OSError):
+            self._ready_bytes = self.allocated_bytes  # it is not asked again
+            return False
+        self._ready_bytes += count
+        return self._ready_bytes < end
 
     def fill_block_with_nan(self, block_id: int) -> None:
         """For tests: what was in the block is gone, and whoever reads it without writing first gets NaN."""

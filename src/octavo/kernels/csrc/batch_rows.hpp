@@ -20,12 +20,19 @@ static inline int sequence_of(const BatchArgs& batch, int row) {
   return low;
 }
 
+template <class Args>
+struct RowRange {
+  const Args* args;
+  int first, end;
+};
+
 // Calls `row_fn(args, sequence, row, position)` for every row of a piece.
 template <class Args, void (*row_fn)(const Args&, int, int, int)>
 static void run_rows(void* context, int piece, int) {
-  const Args& args = *static_cast<const Args*>(context);
-  const int count = rows_per_piece_of(args.num_tokens), first = piece * count;
-  const int end = first + count < args.num_tokens ? first + count : args.num_tokens;
+  const RowRange<Args>& range = *static_cast<const RowRange<Args>*>(context);
+  const Args& args = *range.args;
+  const int count = rows_per_piece_of(range.end - range.first), first = range.first + piece * count;
+  const int end = first + count < range.end ? first + count : range.end;
   int sequence = sequence_of(args.batch, first);
   for (int row = first; row < end; row++) {
     while (row >= args.batch.query_start[sequence + 1]) sequence++;
@@ -34,9 +41,15 @@ static void run_rows(void* context, int piece, int) {
 }
 
 template <class Args, void (*row_fn)(const Args&, int, int, int)>
+static void for_each_row(ThreadPool& pool, const Args& args, int first, int num_rows) {
+  const int count = rows_per_piece_of(num_rows);
+  RowRange<Args> range = {&args, first, first + num_rows};
+  pool.run((num_rows + count - 1) / count, run_rows<Args, row_fn>, &range);
+}
+
+template <class Args, void (*row_fn)(const Args&, int, int, int)>
 static void for_each_row(ThreadPool& pool, const Args& args) {
-  const int count = rows_per_piece_of(args.num_tokens);
-  pool.run((args.num_tokens + count - 1) / count, run_rows<Args, row_fn>, const_cast<Args*>(&args));
+  for_each_row<Args, row_fn>(pool, args, 0, args.num_tokens);
 }
 
 }  // namespace OCTAVO_ISA

@@ -131,7 +131,8 @@ struct KernelTable {
   void (*soft_cap)(ThreadPool&, const float* x, float cap, int num_rows, int width, float* out);
   void (*rotate)(ThreadPool&, const RotateArgs&);
   void (*ask_for_slots)(ThreadPool&, const RopeWriteArgs&);  // fetches what rope_write will write to
-  void (*rope_write)(ThreadPool&, const RopeWriteArgs&);
+  void (*rope_write)(ThreadPool&, const RopeWriteArgs&, int first, int num_rows);
+  void (*finish_tiles)(ThreadPool&, const RopeWriteArgs&);  // once all rows are written
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);
   void (*paged_attention)(ThreadPool&, const AttentionArgs&);
   size_t (*mass_scratch_bytes)(const MassArgs&, int num_threads);

@@ -167,7 +167,8 @@ class Kernels {
     args.qkv = qkv.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    table_->rope_write(pool_, args);
+    table_->rope_write(pool_, args, 0, args.num_tokens);
+    table_->finish_tiles(pool_, args);
   }
 
   static constexpr int kRowsToAskFor = 64;  // of more, many write to the same lines
@@ -181,8 +182,11 @@ class Kernels {
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     if (args.num_tokens <= kRowsToAskFor) table_->ask_for_slots(pool_, args);
-    args.qkv = norm_linear_here(x.data(), static_cast<int>(x.shape(0)), norm.data(), eps, qkv.weights);
-    table_->rope_write(pool_, args);
+    float* made = static_cast<float*>(qkv_.reserve(sizeof(float) * args.num_tokens * qkv.weights.num_outputs));
+    args.qkv = made;
+    const Write write = {table_, &args};
+    rows_.run(*table_, {x.data(), made, norm.data(), eps, &qkv.weights, nullptr, args.num_tokens, false, write_rows, &write});
+    table_->finish_tiles(pool_, args);
   }
 
   void norm_linear_into(const CF2& x, const CF1& norm, float eps, const Linear& weight, const F2& out) {
@@ -293,11 +297,14 @@ class Kernels {
     rows_.run(*table_, {x, out, norm, eps, &w, nullptr, rows, false});
   }
 
-  // [rows, num_outputs] in memory of ours, until the next call.
-  const float* norm_linear_here(const float* x, int rows, const float* norm, float eps, const LinearWeights& w) {
-    float* out = static_cast<float*>(qkv_.reserve(sizeof(float) * rows * w.num_outputs));
-    norm_linear(x, rows, norm, eps, w, out);
-    return out;
+  struct Write {
+    const KernelTable* table;
+    const RopeWriteArgs* args;
+  };
+
+  static void write_rows(const void* context, ThreadPool& pool, int first, int count) {
+    const Write& write = *static_cast<const Write*>(context);
+    write.table->rope_write(pool, *write.args, first, count);
   }
 
   ThreadPool pool_;

@@ -19,7 +19,8 @@ void softmax(ThreadPool& pool, const float* x, int num_rows, int width, float* o
 void soft_cap(ThreadPool& pool, const float* x, float cap, int num_rows, int width, float* out);
 void rotate(ThreadPool& pool, const RotateArgs& args);
 void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args);
-void rope_write(ThreadPool& pool, const RopeWriteArgs& args);
+void rope_write(ThreadPool& pool, const RopeWriteArgs& args, int first, int num_rows);
+void finish_tiles(ThreadPool& pool, const RopeWriteArgs& args);
 size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads);
 void paged_attention(ThreadPool& pool, const AttentionArgs& args);
 size_t mass_scratch_bytes(const MassArgs& args, int num_threads);

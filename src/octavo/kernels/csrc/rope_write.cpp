@@ -139,8 +139,11 @@ bool fills_tiles(const BatchArgs& batch) {
 
 void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args) { for_each_row<RopeWriteArgs, ask_for_token>(pool, args); }
 
-void rope_write(ThreadPool& pool, const RopeWriteArgs& args) {
-  for_each_row<RopeWriteArgs, write_token>(pool, args);
+void rope_write(ThreadPool& pool, const RopeWriteArgs& args, int first, int num_rows) {
+  for_each_row<RopeWriteArgs, write_token>(pool, args, first, num_rows);
+}
+
+void finish_tiles(ThreadPool& pool, const RopeWriteArgs& args) {
   if (has_tail(args.kv.format) && fills_tiles(args.batch)) for_each_row<RopeWriteArgs, fill_tile>(pool, args);
 }
 

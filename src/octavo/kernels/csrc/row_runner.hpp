@@ -18,6 +18,9 @@ struct RowWork {
   const LinearWeights *first, *second;  // second: of an MLP, behind the gated activation; null: none
   int num_rows;
   bool accumulate;
+  // What happens to rows [first, first + count) of out while they are in the caches of who made them; null: nothing.
+  void (*then)(const void* context, ThreadPool& pool, int first, int count) = nullptr;
+  const void* context = nullptr;
 };
 
 class RowRunner {
@@ -39,7 +42,7 @@ class RowRunner {
   }
 
  private:
-  static constexpr int kBlockRows = 64;
+  static constexpr int kBlockRows = 66;  // whole tiles of 6 and of 11 rows
   // Every thread reads all weights for its rows: with so many for each, times the number of threads, arithmetic takes longer.
   static constexpr int kRowsPerThread = 4;
 
@@ -90,7 +93,11 @@ class RowRunner {
       table.rms_norm(pool, x, work.norm, work.eps, count, up.num_inputs, normed);
       x = normed;
     }
-    if (!work.second) return table.linear(pool, {&up, x, out, count, work.accumulate, scratch, false});
+    if (!work.second) {
+      table.linear(pool, {&up, x, out, count, work.accumulate, scratch, false});
+      if (work.then) work.then(work.context, pool, first, count);
+      return;
+    }
     float *wide = static_cast<float*>(space.wide.data()), *inner = static_cast<float*>(space.inner.data());
     if (table.linear_gates(up, count)) {
       table.linear(pool, {&up, x, inner, count, false, scratch, true});

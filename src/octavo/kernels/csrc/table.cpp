@@ -10,7 +10,7 @@ extern const KernelTable kTable;
 const KernelTable kTable = {OCTAVO_STRING(OCTAVO_ISA), linear_scratch_bytes, linear,     linear_gates, embedding,
                             rms_norm,                  silu_mul,             layer_norm, activation,
                             gated_activation,          softmax,              soft_cap,   rotate,
-                            ask_for_slots,             rope_write,           attention_scratch_bytes, paged_attention,
+                            ask_for_slots,             rope_write,           finish_tiles, attention_scratch_bytes, paged_attention,
                             mass_scratch_bytes,        attention_mass,
                             latent_write,              latent_scratch_bytes, latent_attention,
                             draw_scratch_bytes,        draw};
