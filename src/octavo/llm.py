@@ -139,16 +139,14 @@ def load(
     tokenizer = Tokenizer.from_source(source.tokenizer_source)
     template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
     causal_lm = load_model(source, ops, weights_dtype, progress)
-    spec = cache_spec(causal_lm, setting.config(config))
-    plan = _plan(source, spec, options, config, setting)
+    plan = _plan(source, cache_spec(causal_lm, setting.config(config)), options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    storage = KVStorage(spec, plan.num_blocks, scales=setting.scales)
+    storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales)
     scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
-    blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
+    blocks = BlockManager(plan.spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
-    model_executor = ModelExecutor(causal_lm, ops, storage)
     return LoadedModel(
-        core=EngineCore(decider, model_executor),
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
         chat_template=template,
         chat_error=chat_error,
@@ -159,13 +157,13 @@ def load(
         default_sampling=source.generation.sampling,
         plan=plan,
         weights_dtype=weights_dtype,
-        kv_cache_dtype=format_words(spec.groups),
+        kv_cache_dtype=format_words(plan.spec.groups),
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
-        idle_work=model_executor.prepare,
+        idle_work=storage.prepare,
     )
 
 

@@ -562,3 +562,45 @@ def test_an_end_token_is_scored_only_where_it_is_text(tokenizer: Tokenizer, incl
     assert answer.text == scored
     assert [one.sampled.token_id for one in answer.scored_tokens] == tokens_of(scored)
     assert answer.num_output_tokens == 3
+
+
+def test_idle_work_is_done_while_there_is_nothing_else_and_between_requests(tokenizer: Tokenizer) -> None:
+    left, done, quiet = [3], [0], threading.Event()
+
+    def idle_work() -> bool:
+        if not left[0]:
+            quiet.set()
+            return False
+        left[0] -= 1
+        done[0] += 1
+        return True
+
+    engine = AsyncEngine(new_core(checking_executor()), tokenizer, EngineConfig(), idle_work=idle_work)
+
+    async def work() -> None:
+        assert await asyncio.to_thread(quiet.wait, 10)
+        assert done[0] == 3
+        await whole(engine, SamplingParams(max_tokens=3))
+        quiet.clear()
+        left[0] = 2
+        await whole(engine, SamplingParams(max_tokens=3))
+        assert await asyncio.to_thread(quiet.wait, 10)
+        assert done[0] == 5
+
+    run(engine, work())
+
+
+def test_idle_work_that_fails_fails_the_engine_with_an_answer_for_everybody(tokenizer: Tokenizer) -> None:
+    def idle_work() -> bool:
+        raise RuntimeError("no memory is left")
+
+    engine = AsyncEngine(new_core(checking_executor()), tokenizer, EngineConfig(), idle_work=idle_work)
+
+    async def work() -> None:
+        while engine.state != "failed":
+            await asyncio.sleep(0.001)
+        assert "no memory is left" in str(engine.reason)
+        with pytest.raises(EngineStoppedError, match="no memory is left"):
+            await whole(engine, SamplingParams(max_tokens=3))
+
+    run(engine, work())

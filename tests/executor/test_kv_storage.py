@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
 from octavo.errors import MemoryBudgetError
+from octavo.executor import kv_storage
 from octavo.executor.kv_storage import KVStorage
 from octavo.kv_formats import layout
 
@@ -102,3 +106,52 @@ def test_a_budget_below_one_block_is_refused() -> None:
     spec = make_spec()
     with pytest.raises(MemoryBudgetError, match=str(spec.bytes_per_block)):
         spec.num_blocks(spec.bytes_per_block - 1)
+
+
+def resident_bytes(storage: KVStorage) -> int:
+    """Of the pool, by the kernel's own account of its pages."""
+    first, last = storage.pool.ctypes.data, storage.pool.ctypes.data + storage.allocated_bytes
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        place = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if place:
+            inside = int(place[1], 16) < last and int(place[2], 16) > first
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the account of pages is Linux's")
+def test_an_idle_engine_has_memory_ready_a_part_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_storage, "_AHEAD_BYTES", 16 << 20)
+    spec = make_spec(num_layers=8, heads=8, dim=128)
+    num_blocks = (64 << 20) // spec.bytes_per_block
+    storage = KVStorage(spec, num_blocks)
+    storage.pool[: 1 << 20] = 7
+    steps = 1
+    while storage.prepare():
+        steps += 1
+    if steps == 1:
+        pytest.skip("this kernel cannot populate pages")
+    assert steps == 8, "2 MiB at a time"
+    ready = resident_bytes(storage)
+    assert 16 << 20 <= ready <= 20 << 20
+    assert not storage.prepare(), "and then no more"
+    assert resident_bytes(storage) == ready
+    storage.mark_used((8 << 20) // spec.bytes_per_block)
+    assert storage.prepare(), "blocks were used: as much behind them"
+    storage.mark_used(num_blocks - 1)
+    storage.mark_used(0)
+    while storage.prepare():
+        pass
+    assert resident_bytes(storage) >= storage.allocated_bytes
+    assert (storage.pool[: 1 << 20] == 7).all(), "no byte changes"
+    assert not storage.pool[1 << 20 :].any()
+
+
+def test_a_system_that_cannot_prepare_memory_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_storage, "_POPULATE_WRITE", 9999)
+    storage = KVStorage(make_spec(), 100)
+    assert not storage.prepare()
+    assert not storage.prepare()
+    assert not storage.pool.any()

@@ -138,3 +138,12 @@ def test_nothing_of_a_request_is_kept_between_steps() -> None:
     before = {name: id(value) for name, value in vars(executor).items()}
     executor.execute(StepPlan(0, (), (row("a", 0, (1, 2), [0]),)))
     assert {name: id(value) for name, value in vars(executor).items()} == before
+
+
+def test_the_pool_hears_which_blocks_rows_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = KVStorage(SPEC, 8)
+    marked: list[int] = []
+    monkeypatch.setattr(storage, "mark_used", marked.append)
+    executor = ModelExecutor(SummingModel(), ReferenceOps(), storage)
+    executor.execute(StepPlan(0, (), (row("a", 0, (1,) * 17, [4, 2]), row("b", 0, (3,), [0]))))
+    assert marked == [2]

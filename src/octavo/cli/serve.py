@@ -154,7 +154,9 @@ def start_engine(opened: OpenModel, config: EngineConfig, seed: int | None, *, k
         from octavo.replay.live_curve import LiveCurve
 
         curve = LiveCurve(loaded.core).snapshot
-    return AsyncEngine(loaded.core, loaded.tokenizer, config, random_bytes=random_bytes, curve=curve, idle_work=loaded.idle_work)
+    return AsyncEngine(
+        loaded.core, loaded.tokenizer, config, random_bytes=random_bytes, curve=curve, idle_work=loaded.idle_work
+    )
 
 
 def served_model(opened: OpenModel, names: tuple[str, ...]) -> ServedModel:

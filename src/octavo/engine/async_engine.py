@@ -91,8 +91,10 @@ class AsyncEngine:
         curve: CurveSource | None = None,
         idle_work: Callable[[], bool] | None = None,
     ) -> None:
-        """`curve` is called in the engine's thread, between steps; `idle_work` there again and again while there is nothing
-        to do, until it returns False: a call should take less than a step.
+        """`curve` is called in the engine's thread, between steps.
+
+        So is `idle_work`, again and again while there is nothing else to do, until it returns False; a call should take
+        less time than a step.
         """
         self.tokenizer = tokenizer
         self._config = EngineConfig() if config is None else config

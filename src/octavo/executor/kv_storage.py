@@ -31,6 +31,7 @@ class KVStorage:
     """
 
     # Invariant: allocated_bytes, read from the buffer, equals spec.pool_bytes(num_blocks).
+    # Invariant: all blocks that were marked as used are among the first `_num_used`.
     # Invariant: the pages before `_ready_bytes` were asked for; those behind may or may not be there.
 
     def __init__(
@@ -53,7 +54,7 @@ class KVStorage:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._advise_huge_pages()
         self.pool: U8 = np.frombuffer(self._mapping, np.uint8)  # [num_blocks * bytes_per_block]
-        self._ready_bytes = 0
+        self._num_used = self._ready_bytes = 0
         if fill_with_nan:
             self.pool.fill(_NAN_BYTE)
         layers = _layers(spec, self.pool)
@@ -64,13 +65,17 @@ class KVStorage:
     def allocated_bytes(self) -> int:
         return self.pool.nbytes
 
-    def prepare(self, num_used: int) -> bool:
-        """Has a little more memory ready behind the first `num_used` blocks; whether there is more to be done.
+    def mark_used(self, block_id: int) -> None:
+        """Of blocks that a text was given together, the last: they are had in ascending order."""
+        self._num_used = max(self._num_used, block_id + 1)
+
+    def prepare(self) -> bool:
+        """Has a little more memory ready behind the blocks that are used; whether there is more to be done.
 
         A first touch costs a fault for each page, on virtual machines milliseconds: better while nobody waits. No byte
         changes. Where the system cannot do it, pages come as blocks are written.
         """
-        end = min(num_used * self.spec.bytes_per_block + _AHEAD_BYTES, self.allocated_bytes)
+        end = min(self._num_used * self.spec.bytes_per_block + _AHEAD_BYTES, self.allocated_bytes)
         if self._ready_bytes >= end:
             return False
         count = min(_PART_BYTES, self.allocated_bytes - self._ready_bytes)

@@ -46,7 +46,6 @@ class ModelExecutor:
         self._kv_storage = kv_storage
         self._sampler = OpsSampler(ops) if sampler is None else sampler
         self._selector = Selector(kv_storage.layers)
-        self._num_used = 0  # blocks up to the highest that was given to a row
 
     def execute(self, plan: StepPlan) -> StepResult:
         if plan.copies or plan.compactions:
@@ -54,8 +53,8 @@ class ModelExecutor:
         rows, failed = self._runnable(plan.rows)
         if not rows:
             return StepResult({}, failed, 0)
-        last = [table[-1] for row in rows for table in row.block_tables if len(table)]  # new blocks stand last
-        self._num_used = max(self._num_used, max(last, default=-1) + 1)
+        last = (table[-1] for row in rows for table in row.block_tables if len(table))
+        self._kv_storage.mark_used(max(last, default=0))
         weighed = self._selector.weighed_rows(rows)
         batch = build_batch(rows, self._kv_storage.spec.block_size, weighed)
         logits = self._model.forward(batch.token_ids, batch.attention, self._kv_storage.layers, batch.logits_rows)
@@ -65,10 +64,6 @@ class ModelExecutor:
             row = rows[one.sequence]
             result.weighed[row.request_id] = self._selector.weighed(row, one)
         return result
-
-    def prepare(self) -> bool:
-        """Memory that coming requests will need, a little of it; whether there is more to be done."""
-        return self._kv_storage.prepare(self._num_used)
 
     def _sample(self, rows: Sequence[Row], logits: F32, result: StepResult) -> None:
         """logits: as `build_batch` asked for them."""

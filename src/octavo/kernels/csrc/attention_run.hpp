@@ -8,6 +8,7 @@
 // that `prepare` gives to tiles.
 #pragma once
 #include "attention_plan.hpp"
+#include "attention_turns.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -55,29 +56,13 @@ struct ThreadSpace {
   PreparedTiles prepared;
 };
 
-// The pieces of one thread: its number, that plus the number of threads, and so on; of these, those from `first` to `end`
-// are left. Its thread takes the first, so that it knows which one comes next; who has none left takes another's last.
-struct alignas(64) Turns {
-  uint64_t range;  // end << 32 | first
-
-  static int first(uint64_t range) { return static_cast<int>(range & 0xffffffffu); }
-  static int end(uint64_t range) { return static_cast<int>(range >> 32); }
-  int take(bool is_own) {  // -1: none is left
-    uint64_t old = __atomic_load_n(&range, __ATOMIC_ACQUIRE);
-    while (first(old) < end(old)) {
-      const uint64_t less = is_own ? old + 1 : old - (uint64_t{1} << 32);
-      if (__atomic_compare_exchange_n(&range, &old, less, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return is_own ? first(old) : end(old) - 1;
-    }
-    return -1;
-  }
-};
-
 struct Work {
   const AttentionArgs* args;
   TileLayout layout;
   AttentionPlan plan;
   int num_threads;
   Turns* turns;  // of each thread
+  Ahead* ahead;  // likewise
   Piece* pieces;
   int32_t* counters;  // pieces of the same rows that have not ended
   float* partials;
@@ -114,6 +99,7 @@ size_t carve(Carver carver, const AttentionPlan& plan, int num_threads, Work& wo
   work.thread_bytes = (thread.used + 4095) / 4096 * 4096;
   work.threads = carver.take<uint8_t>(work.thread_bytes * num_threads);
   work.turns = carver.take<Turns>(num_threads);
+  work.ahead = carver.take<Ahead>(num_threads);
   work.pieces = carver.take<Piece>(plan.num_pieces);
   work.counters = carver.take<int32_t>(plan.num_counters);
   work.partials = carver.take<float>(plan.num_partials);
@@ -196,13 +182,24 @@ int take_piece(const Work& work, int thread) {
   __builtin_unreachable();
 }
 
-// What this thread will probably read after `span`: the piece's next span, or that of the piece it takes then.
-TileRange find_next_tiles(const Work& work, int piece_index, int span) {
-  const Piece& piece = work.pieces[piece_index];
-  if (span + 1 < piece.end_span) return find_tiles(work, piece, span + 1);
-  const int next = piece_index + work.num_threads;
-  if (next >= work.plan.num_pieces) return TileRange{0, 0, {}};
-  return find_tiles(work, work.pieces[next], work.pieces[next].first_span);
+constexpr int kPrefetchTokens = 4;  // a piece with more rows computes longer on a span than it waits for it
+
+// Up to `most` tiles that this thread has not asked for yet: of its piece, then of those that it will probably take then.
+TileRange take_ahead(const Work& work, Ahead& ahead, int most) {
+  TileRange found = {0, 0, {}};
+  while (found.end < most && ahead.piece < work.plan.num_pieces) {
+    const Piece& piece = work.pieces[ahead.piece];
+    if (piece.num_tokens > kPrefetchTokens) break;
+    const TileRange range = find_tiles(work, piece, ahead.span);
+    while (found.end < most && ahead.tile < range.count()) found.at[found.end++] = range.at[range.first + ahead.tile++];
+    if (ahead.tile < range.count()) break;
+    ahead.tile = 0;
+    if (++ahead.span < piece.end_span) continue;
+    ahead.piece += work.num_threads;
+    if (ahead.piece < work.plan.num_pieces) ahead.span = work.pieces[ahead.piece].first_span;
+  }
+  ahead.num_tiles += found.end;
+  return found;
 }
 
 // What of `next` is to be asked for while `count` tiles are computed: half tiles in the order of addresses, or whole tiles
@@ -248,8 +245,6 @@ void merge_partials(const Work& work, const Piece& piece, ThreadSpace& space, in
       merge_span(block, v_dim, partial_of(work, piece, span, block, i, space.o));
   }
 }
-
-constexpr int kPrefetchTokens = 4;  // a piece with more rows computes longer on a span than it waits for it
 
 // One span of a piece: its tiles, prepared or as they lie, and all blocks of rows that see it.
 template <class Form>
@@ -317,13 +312,21 @@ void run_piece(void* context, int index, int thread) {
   pack_queries<typename Form::Tiles>(args, piece, space, num_blocks);
 
   const bool prefetch = piece.num_tokens <= kPrefetchTokens;
-  TileRange range = find_tiles(work, piece, piece.first_span), next;
-  if (prefetch && piece_index < work.num_threads) prefetch_tiles(work.layout, range);  // nobody asked for these yet
+  Ahead& ahead = work.ahead[thread];
+  if (prefetch && ahead.expected != piece_index) {  // this thread's first, or another's
+    ahead = {piece_index, piece.first_span, 0, 0, piece_index};
+    prefetch_tiles(work.layout, take_ahead(work, ahead, kTilesAhead));
+  }
+  ahead.expected = prefetch ? piece_index + work.num_threads : -1;
   for (int span = piece.first_span; span < piece.end_span; span++) {
-    if (prefetch) next = find_next_tiles(work, piece_index, span);
-    else if (span + 1 < piece.end_span) next = find_tiles(work, piece, span + 1);
+    const TileRange range = find_tiles(work, piece, span);
+    TileRange next;
+    if (prefetch) {
+      ahead.num_tiles -= range.count();
+      const int most = kTilesAhead - ahead.num_tiles;
+      next = take_ahead(work, ahead, most < range.count() ? most : range.count());
+    }
     run_span<Form>(work, piece, span, range, prefetch ? &next : nullptr, space, num_blocks);
-    range = next;
   }
   if (!piece.is_whole()) {
     if (__atomic_sub_fetch(&work.counters[piece.counter], 1, __ATOMIC_ACQ_REL) != 0) return;
@@ -349,8 +352,10 @@ void run_attention(ThreadPool& pool, const AttentionArgs& args) {
   work.plan = plan_attention(args, work.num_threads);
   carve<Form>(Carver{static_cast<uint8_t*>(args.scratch), 0}, work.plan, work.num_threads, work);
   order_pieces(args, work.plan, work.pieces, work.counters);
-  for (int i = 0; i < work.num_threads; i++)
+  for (int i = 0; i < work.num_threads; i++) {
+    work.ahead[i].expected = -1;
     work.turns[i].range = static_cast<uint64_t>((work.plan.num_pieces - i + work.num_threads - 1) / work.num_threads) << 32;
+  }
   pool.run(work.plan.num_pieces, run_piece<Form>, &work);
 }
 
