@@ -169,7 +169,7 @@ static void run_grouped_tile(const GroupedTile& tile) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++)
 #pragma GCC unroll 9
-        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(next + static_cast<size_t>(p) * panel_bytes + line, 0, 3);
+        for (size_t line = 0; line < kBytes; line += 64) __builtin_prefetch(next + static_cast<size_t>(p) * panel_bytes + line, 0, 2);
     } else {
       for (size_t line = 0; line < prefetch_step; line += 64) __builtin_prefetch(next + line, 0, 2);
     }
