@@ -115,7 +115,7 @@ static void run_tile(const Tile& tile) {
   for (int i = 0; i < tile.steps; i++) {
     if (kStreamed) {
 #pragma GCC unroll 4
-      for (int p = 0; p < P; p++) __builtin_prefetch(next + static_cast<size_t>(p) * panel_bytes, 0, 3);
+      for (int p = 0; p < P; p++) __builtin_prefetch(next + static_cast<size_t>(p) * panel_bytes, 0, 2);
       next += kStepBytes;
     } else {
       __builtin_prefetch(next, 0, 2);  // the first-level cache has other things to hold
