@@ -32,6 +32,7 @@ from octavo.engine.outputs import GenerationDelta, GenerationRequest
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import ConfigError, EngineStoppedError, InvalidRequestError, ModelError, OctavoError
 from octavo.executor.config import ExecutorConfig, lost_precision
+from octavo.executor.kv_scales import scales_by_weights
 from octavo.executor.kv_setting import KVSetting, Running, kv_setting
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.layer_formats import cache_spec, skipped_formats
@@ -141,7 +142,7 @@ def load(
     spec = cache_spec(causal_lm, setting.config(config))
     plan = _plan(source, spec, options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    storage = KVStorage(spec, plan.num_blocks, scales=setting.scales)
+    storage = KVStorage(spec, plan.num_blocks, scales=setting.scales or scales_by_weights(causal_lm, spec))
     scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
     blocks = BlockManager(spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)

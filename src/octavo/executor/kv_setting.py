@@ -11,7 +11,14 @@ from typing import Protocol
 
 from octavo.errors import ConfigError
 from octavo.executor.certificate import MAKE_ONE, Certificate, CertifiedSetting, found_files, read_certificate
-from octavo.executor.config import CERTIFIED, SCALABLE_FORMATS, SCALED_FORMATS, ExecutorConfig, resolve_kv_format
+from octavo.executor.config import (
+    CERTIFIED,
+    SCALABLE_FORMATS,
+    SCALED_FORMATS,
+    WEIGHED_FORMAT,
+    ExecutorConfig,
+    resolve_kv_format,
+)
 from octavo.executor.kv_scales import KVScales, read_scales, scales_paths
 from octavo.executor.numerics import numerics
 from octavo.kernels.ops import Ops
@@ -67,7 +74,8 @@ class KVSetting:
         formats: of the layers, as `core.kv_groups.format_words` names them.
         """
         turned = ", turned" if self.kv_format in TURNED_FORMATS else ""  # caches of before were not
-        found = f"{formats}{turned}, weights {weights_dtype}"
+        weighed = ", keys weighed" if self.kv_format == WEIGHED_FORMAT and self.scales is None else ""
+        found = f"{formats}{turned}{weighed}, weights {weights_dtype}"
         return found if self.scales is None else f"{found}, scales {self.scales.digest}"
 
     def degraded(self, of_model: int, asked: int | None) -> tuple[str, ...]:
