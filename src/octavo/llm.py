@@ -141,7 +141,7 @@ def load(
     causal_lm = load_model(source, ops, weights_dtype, progress)
     plan = _plan(source, cache_spec(causal_lm, setting.config(config)), options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales)
+    storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales_of(causal_lm, plan.spec))
     scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
     blocks = BlockManager(plan.spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)

@@ -11,7 +11,8 @@ from octavo.models.packed_size import WEIGHTS_DTYPES
 CERTIFIED = "certified"  # the smallest setting of a certificate
 KV_CACHE_DTYPES = (*FORMAT_BYTES, CERTIFIED)
 SCALED_FORMATS = ("fp8_e4m3", "fp8_e5m2")  # KV formats that want calibrated scales
-SCALABLE_FORMATS = (*SCALED_FORMATS, "int8")  # those that can have some
+WEIGHED_FORMAT = "int8"  # one that has scales of keys by the weights alone, where those tell them
+SCALABLE_FORMATS = (*SCALED_FORMATS, WEIGHED_FORMAT)  # those that can have some
 # How scales are found: one for each head, or for each channel, by what is stored alone; or for channels of K by what it
 # costs to be wrong there, with heads turned (`kv_formats.hadamard`) before they are rounded.
 HADAMARD = "hadamard"

@@ -1,4 +1,4 @@
-"""Calibrated scales of an 8-bit float KV cache: what they are, and the file that they are kept in.
+"""Scales of an 8-bit KV cache: what they are, the file that calibrated ones are kept in, and those without a text.
 
 The file is safetensors, so it opens anywhere: `layers.N.k_scales` and `layers.N.v_scales` [num_kv_heads, head_dim], of
 the scheme "hadamard" also `layers.N.k_means` alike and, of fp8, `layers.N.k_feedback` [num_kv_heads, head_dim,
@@ -16,10 +16,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError
-from octavo.executor.config import HADAMARD, SCALED_FORMATS, schemes_of
+from octavo.executor.config import HADAMARD, SCALED_FORMATS, WEIGHED_FORMAT, schemes_of
 from octavo.kernels.ops import F32, KVLayer
 from octavo.models.cached_file import write_whole
+from octavo.models.families import family_of
+from octavo.models.family import CausalLM
 
 _FILE_KIND = "octavo kv scales 2"
 _OLDER_KINDS = ("octavo kv scales 1",)  # before heads were turned: int8 had other scales
@@ -45,7 +48,7 @@ class KVScales:
     k_feedback: tuple[F32, ...]  # of fp8 and "hadamard", of each layer [num_kv_heads, head_dim, head_dim]; else none
     model_digest: str
     text_digest: str  # SHA-256 of the token ids that it was calibrated on
-    num_tokens: int
+    num_tokens: int  # of that text; 0: by the weights alone
     octavo_version: str
     file_name: str = ""  # where they came from; no part of what they are
 
@@ -90,6 +93,17 @@ class KVScales:
             f"{self.file_name or 'the KV scales'}: {len(self.k)} layers of the shapes {_shapes(self.k)}, and the model "
             f"has {len(wanted)} of {sorted(set(wanted))}; {_cure(self.kv_format)}"
         )
+
+
+def scales_by_weights(model: CausalLM, spec: KVSpec) -> KVScales | None:
+    """For layers in int8 that are not calibrated, of a model whose weights tell how large channels of K are."""
+    if not any(group.kv_format == WEIGHED_FORMAT and group.kind == "pair" for group in spec.groups):
+        return None
+    found = family_of(model.config).key_scales(model)
+    if not found:
+        return None
+    values = tuple(np.ones_like(part) for part in found)
+    return KVScales(WEIGHED_FORMAT, HADAMARD, found, values, (), (), "", "", 0, "")
 
 
 def default_scales_path(model: Path, kv_format: str) -> Path:

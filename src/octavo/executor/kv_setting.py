@@ -9,13 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from octavo.core.kv_spec import KVSpec
 from octavo.errors import ConfigError
 from octavo.executor.certificate import MAKE_ONE, Certificate, CertifiedSetting, found_files, read_certificate
-from octavo.executor.config import CERTIFIED, SCALABLE_FORMATS, SCALED_FORMATS, ExecutorConfig, resolve_kv_format
-from octavo.executor.kv_scales import KVScales, read_scales, scales_paths
+from octavo.executor.config import (
+    CERTIFIED,
+    SCALABLE_FORMATS,
+    SCALED_FORMATS,
+    WEIGHED_FORMAT,
+    ExecutorConfig,
+    resolve_kv_format,
+)
+from octavo.executor.kv_scales import KVScales, read_scales, scales_by_weights, scales_paths
 from octavo.executor.numerics import numerics
 from octavo.kernels.ops import Ops
 from octavo.kv_formats.hadamard import TURNED_FORMATS
+from octavo.models.family import CausalLM
 
 UNCALIBRATED = "none"  # the value of kv_cache_scales that asks for it by name
 
@@ -56,6 +65,10 @@ class KVSetting:
             return asked
         return replace(asked, kv_cache_dtype=self.kv_format, kv_cache_skip_layers=self.skip_layers, certificate=None)
 
+    def scales_of(self, model: CausalLM, spec: KVSpec) -> KVScales | None:
+        """Those that were calibrated, or what the weights tell where the format has some of these."""
+        return self.scales or scales_by_weights(model, spec)
+
     def longest_context(self, of_model: int) -> int:
         """Tokens: no longer than what was certified."""
         return of_model if self.certificate is None else min(of_model, self.certificate.max_model_len)
@@ -67,7 +80,8 @@ class KVSetting:
         formats: of the layers, as `core.kv_groups.format_words` names them.
         """
         turned = ", turned" if self.kv_format in TURNED_FORMATS else ""  # caches of before were not
-        found = f"{formats}{turned}, weights {weights_dtype}"
+        weighed = ", keys weighed" if self.kv_format == WEIGHED_FORMAT and self.scales is None else ""
+        found = f"{formats}{turned}{weighed}, weights {weights_dtype}"
         return found if self.scales is None else f"{found}, scales {self.scales.digest}"
 
     def degraded(self, of_model: int, asked: int | None) -> tuple[str, ...]:

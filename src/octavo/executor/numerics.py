@@ -8,14 +8,17 @@ raise. Threads and neighbours in a batch make no difference (law 1). It does not
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVSpec
+from octavo.executor.config import WEIGHED_FORMAT
 from octavo.executor.kv_storage import KVStorage
 from octavo.kernels.ops import F32, AttentionBatch, AttentionProjection, Ops, RopeTable
+from octavo.models.balance import key_scales
 
 _HIDDEN, _DIM, _HEADS, _KV_HEADS, _WIDE = 64, 64, 2, 1, 96
 _CHUNKS = (21, 1)  # tokens: a prefill, which ends inside a tile, and a step of decoding
@@ -50,12 +53,16 @@ def _layer(ops: Ops, weights_dtype: str, kv_format: str) -> list[F32]:
     gate_up = ops.pack_linear(_numbers(4, 2 * _WIDE, _HIDDEN), None, weights_dtype)
     down = ops.pack_linear(_numbers(5, _HIDDEN, _WIDE), None, weights_dtype)
     norm = _numbers(6, _HIDDEN) + 2
+    projection = AttentionProjection(norm, 1e-5, qkv)
+    if kv_format == WEIGHED_FORMAT:
+        scales = key_scales(ops, projection, _KV_HEADS, _DIM, rope)
+        kv = replace(kv, k_scales=scales, v_scales=np.ones_like(scales))
     found, start = [], 0
     for count in _CHUNKS:
         hidden = _numbers(7 + start, count, _HIDDEN)
         batch = AttentionBatch(np.array([0, count], np.int32), np.array([start], np.int32), tables)
         q, attended = (np.empty((count, _HEADS, _DIM), np.float32) for _ in range(2))
-        ops.attention_input(hidden, AttentionProjection(norm, 1e-5, qkv), batch, rope, kv, q)
+        ops.attention_input(hidden, projection, batch, rope, kv, q)
         ops.paged_attention(q, batch, kv, _DIM**-0.5, attended)
         ops.linear(attended.reshape(count, -1), output, hidden, accumulate=True)
         ops.gated_mlp(hidden, norm, 1e-5, gate_up, down)

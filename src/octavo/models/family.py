@@ -42,3 +42,6 @@ class Family:
     prefix: str = ""  # of tensors' names, which some directories leave out
     # Why `forward` does not count attention (`step_rows.weigh`), which some policies choose tokens by; None: it does.
     why_uncounted: Callable[[Any], str | None] = lambda _: None
+    # What K of each layer may be divided by, and q multiplied, for the sake of what rounds them: by the weights alone,
+    # [num_kv_heads, head_dim]; none: nothing is known of it.
+    key_scales: Callable[[Any], tuple[F32, ...]] = lambda _: ()

@@ -14,8 +14,8 @@ import numpy as np
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ModelError
-from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops, PackedLinear
-from octavo.models.balance import balanced_norms
+from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, KVLayer, Ops, PackedLinear
+from octavo.models.balance import balanced_norms, key_scales, positions
 from octavo.models.config import RopeConfig, check_heads, check_number, check_sizes, check_windows
 from octavo.models.config_gguf import Keys, head_dim_of, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, layer_windows, num_kv_heads, read_rope, rope_scaling
@@ -250,6 +250,17 @@ class GemmaModel:
         heads, dim = self.config.num_kv_heads, self.config.head_dim
         return build_groups([LayerGeometry(heads, dim, kv_format, window) for window in self.config.windows])
 
+    def key_scales(self) -> tuple[F32, ...]:
+        """As `Family.key_scales`."""
+        config, found = self.config, []
+        for layer, window in zip(self._layers, config.windows, strict=True):
+            if layer.k_norm is not None:
+                rope = self._rope if window is None else self._local_rope
+                table, eps = rope.upto(positions(config.max_position_embeddings)), config.rms_norm_eps
+                one = AttentionProjection(layer.attention_norm, eps, layer.qkv, layer.q_norm, layer.k_norm)
+                found.append(key_scales(self._ops, one, config.num_kv_heads, config.head_dim, table))
+        return tuple(found)
+
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """As `CausalLM.forward`: token_ids [num_tokens], logits_rows [n] -> a new array [n, vocab_size]."""
         ops, config = self._ops, self.config
@@ -343,5 +354,6 @@ FAMILY = Family(
     from_gguf=gemma_from_gguf,
     parts=gemma_parts,
     build=GemmaModel,
+    key_scales=GemmaModel.key_scales,
     why_uncounted=lambda config: None if config.attention_cap is None else "caps its attention scores",
 )

@@ -12,6 +12,7 @@ import numpy as np
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, KVLayer, Ops
+from octavo.models.balance import key_scales, positions
 from octavo.models.family import Family
 from octavo.models.llama_config import GGUF_NAMES, MODEL_TYPES, LlamaConfig, llama_from_gguf, llama_from_json
 from octavo.models.llama_weights import ModelWeights, llama_parts, llama_weights
@@ -39,6 +40,12 @@ class LlamaModel:
         """One group of the layers that see everything, one of those that see a window."""
         heads, dim = self.config.num_kv_heads, self.config.head_dim
         return build_groups([LayerGeometry(heads, dim, kv_format, window) for window in self._windows])
+
+    def key_scales(self) -> tuple[F32, ...]:
+        """As `Family.key_scales`."""
+        config, rope = self.config, self._rope.upto(positions(self.config.max_position_embeddings))
+        normed = [projection for projection in self._projections if projection.k_norm is not None]
+        return tuple(key_scales(self._ops, one, config.num_kv_heads, config.head_dim, rope) for one in normed)
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """Run the rows of a step, write their K and V, and give the logits of some rows.
@@ -85,4 +92,5 @@ FAMILY = Family(
     from_gguf=llama_from_gguf,
     parts=llama_parts,
     build=lambda config, packed, ops: LlamaModel(config, llama_weights(packed, config), ops),
+    key_scales=LlamaModel.key_scales,
 )

@@ -13,8 +13,8 @@ import numpy as np
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ModelError
-from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops, PackedLinear
-from octavo.models.balance import balanced_norms
+from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, KVLayer, Ops, PackedLinear
+from octavo.models.balance import balanced_norms, key_scales, positions
 from octavo.models.config import RopeConfig, check_experts, check_heads, check_number, check_sizes, check_windows
 from octavo.models.config_gguf import Keys, head_dim_of, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, equal_share, num_kv_heads, read_rope, rope_scaling
@@ -245,6 +245,13 @@ class MixtralModel:
         layer = LayerGeometry(config.num_kv_heads, config.head_dim, kv_format, config.window)
         return build_groups([layer] * config.num_layers)
 
+    def key_scales(self) -> tuple[F32, ...]:
+        """As `Family.key_scales`."""
+        config, rope = self.config, self._rope.upto(positions(self.config.max_position_embeddings))
+        eps, heads, dim = config.rms_norm_eps, config.num_kv_heads, config.head_dim
+        inputs = (AttentionProjection(one.attention_norm, eps, one.qkv, one.q_norm, one.k_norm) for one in self._layers)
+        return tuple(key_scales(self._ops, one, heads, dim, rope) for one in inputs if one.k_norm is not None)
+
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """As `CausalLM.forward`: token_ids [num_tokens], logits_rows [n] -> a new array [n, vocab_size]."""
         ops, config, num_tokens = self._ops, self.config, len(token_ids)
@@ -322,4 +329,5 @@ FAMILY = Family(
     from_gguf=mixtral_from_gguf,
     parts=mixtral_parts,
     build=MixtralModel,
+    key_scales=MixtralModel.key_scales,
 )
