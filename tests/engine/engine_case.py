@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -15,10 +17,12 @@ from octavo.core.block_manager import BlockManager
 from octavo.core.config import SchedulerConfig
 from octavo.core.engine_core import EngineCore
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import Executor, SampledToken, StepPlan, StepResult, TokenLogprob
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.config import EngineConfig
+from octavo.engine.outputs import GenerationDelta, merge_deltas
 from octavo.engine.tokenizer import Tokenizer
 from octavo.testing.checking_executor import CheckingExecutor
 
@@ -154,3 +158,25 @@ def new_engine(
 
 def text_of(token_ids: Sequence[int]) -> str:
     return bytes(BYTE_OF[token_id] for token_id in token_ids).decode()
+
+
+PROMPT = tokens_of("A prompt of some length, for a block or two.")
+
+
+async def whole(engine: AsyncEngine, params: SamplingParams, **options: Any) -> GenerationDelta:
+    deltas = [delta async for delta in engine.generate(PROMPT, params, request_id="a", **options)]
+    assert [delta.finish_reason is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    return merge_deltas(deltas)
+
+
+def run(engine: AsyncEngine, work: Coroutine[Any, Any, Any]) -> Any:
+    """Starts the engine, runs the work, shuts down; no request may be left."""
+
+    async def main() -> Any:
+        engine.start()
+        try:
+            return await work
+        finally:
+            await engine.shutdown(0)
+
+    return asyncio.run(main())

@@ -1,10 +1,9 @@
-"""The asynchronous engine over the real core: deltas, stops, seeds, limits, shutdown."""
+"""The asynchronous engine over the real core: deltas, stops, seeds, clocks, tenants."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -15,51 +14,23 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import (
-    CapacityError,
     ConfigError,
-    EngineOverloadedError,
     EngineStoppedError,
-    InvalidRequestError,
 )
 from octavo.testing.fake_clock import FakeClock
 from tests.engine.engine_case import (
     EOS,
-    FailingExecutor,
+    PROMPT,
     GatedExecutor,
     SayingExecutor,
     checking_executor,
     new_core,
     new_engine,
+    run,
     text_of,
-    tiny_tokenizer,
     tokens_of,
+    whole,
 )
-
-PROMPT = tokens_of("A prompt of some length, for a block or two.")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-
-
-async def whole(engine: AsyncEngine, params: SamplingParams, **options: Any) -> GenerationDelta:
-    deltas = [delta async for delta in engine.generate(PROMPT, params, request_id="a", **options)]
-    assert [delta.finish_reason is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
-    return merge_deltas(deltas)
-
-
-def run(engine: AsyncEngine, work: Coroutine[Any, Any, Any]) -> Any:
-    """Starts the engine, runs the work, shuts down; no request may be left."""
-
-    async def main() -> Any:
-        engine.start()
-        try:
-            return await work
-        finally:
-            await engine.shutdown(0)
-
-    return asyncio.run(main())
 
 
 def test_text_is_the_text_of_the_tokens(tokenizer: Tokenizer) -> None:
@@ -226,241 +197,6 @@ def test_seeds_come_from_the_injected_source(tokenizer: Tokenizer) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_what_can_never_fit_is_refused_at_once_with_the_arithmetic(tokenizer: Tokenizer) -> None:
-    engine = new_engine(tokenizer, num_blocks=4)
-
-    async def work() -> None:
-        with pytest.raises(CapacityError, match=r"needs 7 KV blocks .* the pool has 4"):
-            await whole(engine, SamplingParams(max_tokens=60))
-        with pytest.raises(CapacityError, match="context of 256"):
-            await whole(engine, SamplingParams(max_tokens=1000))
-        status = await engine.status()
-        assert (status.refused, status.core.waiting, status.core.running) == (2, 0, 0)
-        await whole(engine, SamplingParams(max_tokens=4))
-
-    run(engine, work())
-
-
-def test_all_or_none_of_a_group_is_admitted(tokenizer: Tokenizer) -> None:
-    executor = GatedExecutor(SayingExecutor())
-    engine = new_engine(tokenizer, executor)
-    fits, never = SamplingParams(max_tokens=4), SamplingParams(max_tokens=999)
-
-    async def work() -> None:
-        with pytest.raises(CapacityError):
-            await engine.submit([GenerationRequest("a", PROMPT, fits), GenerationRequest("b", PROMPT, never)])
-        executor.let(100)
-        status = await engine.status()
-        assert (status.core.running, status.core.waiting) == (0, 0)
-        assert dict(status.finished) == {"stop": 0, "length": 0, "abort": 1, "error": 0}
-
-    run(engine, work())
-
-
-def test_the_queue_is_bounded(tokenizer: Tokenizer) -> None:
-    executor = GatedExecutor(SayingExecutor())
-    engine = new_engine(tokenizer, executor, config=EngineConfig(max_waiting=2), max_num_seqs=1)
-    params = SamplingParams(max_tokens=4)
-
-    async def work() -> None:
-        first = await engine.submit([GenerationRequest("first", PROMPT, params)])
-        await asyncio.to_thread(executor.waiting.acquire)  # it runs, so it does not wait any more
-        tasks = [
-            asyncio.ensure_future(engine.submit([GenerationRequest(f"{index}", PROMPT, params)])) for index in range(3)
-        ]
-        await asyncio.sleep(0)
-        executor.let(1)
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in results[2:]] == [EngineOverloadedError]
-        assert "2 requests wait" in str(results[2])
-        executor.let(100)
-        for generation in [first, *results[:2]]:
-            assert isinstance(generation, type(first))
-            while not generation.finished:
-                await generation.take()
-
-    run(engine, work())
-
-
-def test_a_request_id_in_use_is_refused_and_its_owner_goes_on(tokenizer: Tokenizer) -> None:
-    executor = GatedExecutor(SayingExecutor())
-    engine = new_engine(tokenizer, executor)
-
-    async def work() -> str:
-        generation = await engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=5))])
-        second = asyncio.ensure_future(whole(engine, SamplingParams(max_tokens=3)))
-        await asyncio.sleep(0)  # it is sent while the first one's step stands still
-        executor.let(100)
-        with pytest.raises(InvalidRequestError, match="already running"):
-            await second
-        text = ""
-        while not generation.finished:
-            text += "".join(delta.text for _, delta in await generation.take())
-        return text
-
-    assert run(engine, work()) == "Hello"
-
-
-def test_closing_the_iterator_aborts(tokenizer: Tokenizer) -> None:
-    executor = GatedExecutor(checking_executor())
-    engine = new_engine(tokenizer, executor)
-
-    async def work() -> None:
-        stream = engine.generate(PROMPT, SamplingParams(max_tokens=200), request_id="a")
-        executor.let(1)
-        await anext(stream)
-        await stream.aclose()
-        executor.let(1)
-        status = await engine.status()
-        assert (status.core.running, status.core.used_blocks) == (0, 0)
-        assert dict(status.finished)["abort"] == 1
-
-    run(engine, work())
-
-
-def test_cancelling_while_it_waits_for_admission_aborts(tokenizer: Tokenizer) -> None:
-    executor = GatedExecutor(SayingExecutor())
-    engine = new_engine(tokenizer, executor)
-
-    async def work() -> None:
-        first = await engine.submit([GenerationRequest("first", PROMPT, SamplingParams(max_tokens=3))])
-        await asyncio.to_thread(executor.waiting.acquire)
-        second = asyncio.ensure_future(whole(engine, SamplingParams(max_tokens=100)))
-        await asyncio.sleep(0)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        executor.let(100)
-        while not first.finished:
-            await first.take()
-        status = await engine.status()
-        assert dict(status.finished) == {"stop": 0, "length": 1, "abort": 1, "error": 0}
-        assert status.core.used_blocks == 0
-
-    run(engine, work())
-
-
-def test_abort_by_id_gives_the_reader_one_final_delta(tokenizer: Tokenizer) -> None:
-    executor = GatedExecutor(checking_executor())
-    engine = new_engine(tokenizer, executor)
-
-    async def work() -> GenerationDelta:
-        generation = await engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=100))])
-        aborting = asyncio.ensure_future(engine.abort("a", "because"))
-        await asyncio.sleep(0)
-        executor.let(100)
-        assert await aborting
-        assert not await engine.abort("a")
-        deltas = []
-        while not generation.finished:
-            deltas += [delta for _, delta in await generation.take()]
-        return merge_deltas(deltas)
-
-    last = run(engine, work())
-    assert (last.finish_reason, last.error) == ("abort", "because")
-
-
-def test_a_failure_ends_every_request_once_and_marks_the_engine(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    executor = GatedExecutor(FailingExecutor(checking_executor(), fails_in_step=3))
-    engine = new_engine(tokenizer, executor)
-
-    async def work() -> list[GenerationDelta]:
-        requests = [GenerationRequest(f"{index}", PROMPT, SamplingParams(max_tokens=50)) for index in range(12)]
-        generation = await engine.submit(requests)
-        executor.let(3)
-        finals = []
-        while not generation.finished:
-            finals += [delta for _, delta in await generation.take() if delta.finish_reason is not None]
-        with pytest.raises(EngineStoppedError, match="on fire"):
-            await whole(engine, SamplingParams())
-        status = await engine.status()
-        assert (status.state, engine.state) == ("failed", "failed")
-        assert dict(status.finished)["error"] == 12
-        core = status.core
-        assert (core.running, core.waiting, core.used_blocks) == (0, 0, 0)
-        assert dict(core.finished)["error"] == 12
-        with pytest.raises(EngineStoppedError):
-            await engine.reset_prefix_cache()
-        return finals
-
-    finals = run(engine, work())
-    assert len(finals) == 12
-    assert {delta.finish_reason for delta in finals} == {"error"}
-    assert all("on fire" in (delta.error or "") for delta in finals)
-    assert "on fire" in caplog.text
-
-
-def test_a_request_that_fails_alone_ends_alone(tokenizer: Tokenizer) -> None:
-    executor = checking_executor()
-    executor.fail_next["a-1"] = "not a number in its logits"
-    engine = new_engine(tokenizer, executor)
-
-    async def work() -> dict[int, GenerationDelta]:
-        requests = [GenerationRequest(f"a-{index}", PROMPT, SamplingParams(max_tokens=5)) for index in range(3)]
-        generation = await engine.submit(requests)
-        finals = {}
-        while not generation.finished:
-            finals |= {index: delta for index, delta in await generation.take() if delta.finish_reason is not None}
-        return finals
-
-    finals = run(engine, work())
-    assert {index: delta.finish_reason for index, delta in finals.items()} == {0: "length", 1: "error", 2: "length"}
-    assert finals[1].error == "not a number in its logits"
-    assert engine.state == "stopped"
-
-
-def test_shutdown_lets_requests_end(tokenizer: Tokenizer) -> None:
-    engine = new_engine(tokenizer, SayingExecutor())
-
-    async def work() -> None:
-        generation = await engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=64))])
-        assert await engine.shutdown(60, "for the test") == 0
-        assert (await generation.take())[0][1].text == "Hello, world."
-        assert generation.finished
-        with pytest.raises(EngineStoppedError, match="for the test"):
-            await whole(engine, SamplingParams())
-        assert (await engine.status()).state == "stopped"
-
-    run(engine, work())
-
-
-def test_shutdown_aborts_what_does_not_end_and_says_why(tokenizer: Tokenizer) -> None:
-    executor = GatedExecutor(checking_executor())
-    engine = new_engine(tokenizer, executor)
-
-    async def work() -> GenerationDelta:
-        requests = [GenerationRequest(f"{index}", PROMPT, SamplingParams(max_tokens=100)) for index in range(2)]
-        generation = await engine.submit(requests)
-        stopping = asyncio.ensure_future(engine.shutdown(0.01, "for the test"))
-        while engine.state == "running":
-            await asyncio.sleep(0)
-        with pytest.raises(EngineStoppedError, match="for the test"):
-            await whole(engine, SamplingParams())
-        await asyncio.sleep(0.02)
-        executor.let(1000)
-        assert await stopping == 2
-        finals = []
-        while not generation.finished:
-            finals += [delta for _, delta in await generation.take()]
-        assert [delta.finish_reason for delta in finals] == ["abort", "abort"]
-        return finals[0]
-
-    assert "for the test, and the request did not end within 0.01 s" in (run(engine, work()).error or "")
-
-
-def test_an_engine_that_was_not_started_says_so(tokenizer: Tokenizer) -> None:
-    engine = new_engine(tokenizer)
-
-    async def work() -> None:
-        with pytest.raises(EngineStoppedError, match=r"start\(\)"):
-            await whole(engine, SamplingParams())
-        assert await engine.shutdown(1) == 0
-
-    asyncio.run(work())
-
-
 def test_latencies_come_from_the_injected_clock(tokenizer: Tokenizer) -> None:
     clock = FakeClock()
 
@@ -537,21 +273,6 @@ def test_config_names_what_is_wrong(wrong: dict[str, int]) -> None:
         EngineConfig(**wrong)
 
 
-def test_an_event_loop_that_closes_leaves_no_request_behind(tokenizer: Tokenizer) -> None:
-    engine = new_engine(tokenizer)
-    engine.start()
-    first = asyncio.new_event_loop()
-    first.run_until_complete(engine.submit([GenerationRequest("a", PROMPT, SamplingParams(max_tokens=200))]))
-    first.close()
-
-    async def work() -> None:
-        while (await engine.status()).core.used_blocks:
-            await asyncio.sleep(0)
-        await whole(engine, SamplingParams(max_tokens=3))
-
-    run(engine, work())
-
-
 @pytest.mark.parametrize(("include", "scored"), [(False, "ab"), (True, "ab,")])
 def test_an_end_token_is_scored_only_where_it_is_text(tokenizer: Tokenizer, include: bool, scored: str) -> None:
     engine = new_engine(tokenizer, SayingExecutor("ab,cd"))
@@ -562,45 +283,3 @@ def test_an_end_token_is_scored_only_where_it_is_text(tokenizer: Tokenizer, incl
     assert answer.text == scored
     assert [one.sampled.token_id for one in answer.scored_tokens] == tokens_of(scored)
     assert answer.num_output_tokens == 3
-
-
-def test_idle_work_is_done_while_there_is_nothing_else_and_between_requests(tokenizer: Tokenizer) -> None:
-    left, done, quiet = [3], [0], threading.Event()
-
-    def idle_work() -> bool:
-        if not left[0]:
-            quiet.set()
-            return False
-        left[0] -= 1
-        done[0] += 1
-        return True
-
-    engine = AsyncEngine(new_core(checking_executor()), tokenizer, EngineConfig(), idle_work=idle_work)
-
-    async def work() -> None:
-        assert await asyncio.to_thread(quiet.wait, 10)
-        assert done[0] == 3
-        await whole(engine, SamplingParams(max_tokens=3))
-        quiet.clear()
-        left[0] = 2
-        await whole(engine, SamplingParams(max_tokens=3))
-        assert await asyncio.to_thread(quiet.wait, 10)
-        assert done[0] == 5
-
-    run(engine, work())
-
-
-def test_idle_work_that_fails_fails_the_engine_with_an_answer_for_everybody(tokenizer: Tokenizer) -> None:
-    def idle_work() -> bool:
-        raise RuntimeError("no memory is left")
-
-    engine = AsyncEngine(new_core(checking_executor()), tokenizer, EngineConfig(), idle_work=idle_work)
-
-    async def work() -> None:
-        while engine.state != "failed":
-            await asyncio.sleep(0.001)
-        assert "no memory is left" in str(engine.reason)
-        with pytest.raises(EngineStoppedError, match="no memory is left"):
-            await whole(engine, SamplingParams(max_tokens=3))
-
-    run(engine, work())

@@ -14,14 +14,9 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.outputs import GenerationDelta, GenerationRequest, merge_deltas
 from octavo.engine.tokenizer import Tokenizer
 from octavo.errors import CapacityError, EngineOverloadedError
-from tests.engine.engine_case import NUM_PRINTABLE, checking_executor, new_engine, tiny_tokenizer
+from tests.engine.engine_case import NUM_PRINTABLE, checking_executor, new_engine
 
 NUM_BLOCKS = 24
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 class FailingSometimes:
