@@ -25,7 +25,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import StepPlan, StepResult
 from octavo.executor.batch import is_sampled, num_scored
-from octavo.executor.kv_scales import KVScales, scales_by_weights
+from octavo.executor.kv_scales import KVScales, scales_in_use
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
@@ -134,7 +134,7 @@ class Engine:
         scales: KVScales | None = None,
     ) -> None:
         self.spec = KVSpec(with_formats(model.kv_groups(kv_format), formats or {}), block_size)
-        scales = scales or scales_by_weights(model, self.spec)
+        scales = scales_in_use(scales, model, self.spec)
         self.storage = KVStorage(self.spec, num_blocks, scales=scales, fill_with_nan=True)
         self.config = config or SchedulerConfig(max_num_seqs=32)
         self.blocks = BlockManager(self.spec, num_blocks)

@@ -19,7 +19,7 @@ from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.step import Row, StepPlan, StepResult
-from octavo.executor.kv_scales import KVScales, scales_by_weights
+from octavo.executor.kv_scales import KVScales, scales_in_use
 from octavo.executor.kv_storage import KVStorage
 from octavo.executor.model_executor import ModelExecutor
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
@@ -87,7 +87,7 @@ class Probe:
         num_blocks = _num_blocks(spec, config)
         self._tap = _Tap(model)
         scheduler = Scheduler(config, BlockManager(spec, num_blocks), vocab_size=model.config.vocab_size)
-        storage = KVStorage(spec, num_blocks, scales=scales or scales_by_weights(model, spec))
+        storage = KVStorage(spec, num_blocks, scales=scales_in_use(scales, model, spec))
         self._inner = ModelExecutor(self._tap, ops, storage)
         self.core = EngineCore(scheduler, self)
         self.cached_tokens: dict[str, int] = {}

@@ -106,6 +106,11 @@ def scales_by_weights(model: CausalLM, spec: KVSpec) -> KVScales | None:
     return KVScales(WEIGHED_FORMAT, HADAMARD, found, values, (), (), "", "", 0, "")
 
 
+def scales_in_use(calibrated: KVScales | None, model: CausalLM, spec: KVSpec) -> KVScales | None:
+    """What a cache of this model has: the calibrated ones, else what the weights tell."""
+    return scales_by_weights(model, spec) if calibrated is None else calibrated
+
+
 def default_scales_path(model: Path, kv_format: str) -> Path:
     """Beside a model file, or in a model directory."""
     name = _name(kv_format)

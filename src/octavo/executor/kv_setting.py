@@ -20,7 +20,7 @@ from octavo.executor.config import (
     ExecutorConfig,
     resolve_kv_format,
 )
-from octavo.executor.kv_scales import KVScales, read_scales, scales_by_weights, scales_paths
+from octavo.executor.kv_scales import KVScales, read_scales, scales_in_use, scales_paths
 from octavo.executor.numerics import numerics
 from octavo.kernels.ops import Ops
 from octavo.kv_formats.hadamard import TURNED_FORMATS
@@ -66,8 +66,8 @@ class KVSetting:
         return replace(asked, kv_cache_dtype=self.kv_format, kv_cache_skip_layers=self.skip_layers, certificate=None)
 
     def scales_of(self, model: CausalLM, spec: KVSpec) -> KVScales | None:
-        """Those that were calibrated, or what the weights tell where the format has some of these."""
-        return self.scales or scales_by_weights(model, spec)
+        """As `scales_in_use`."""
+        return scales_in_use(self.scales, model, spec)
 
     def longest_context(self, of_model: int) -> int:
         """Tokens: no longer than what was certified."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from octavo.core.kv_spec import KVGroupSpec, KVSpec
-from octavo.executor.kv_scales import KVScales, scales_by_weights
+from octavo.executor.kv_scales import KVScales, scales_in_use
 from octavo.executor.kv_storage import KVStorage
 from octavo.kernels.ops import F32, I32, AttentionBatch, HeardQueries
 from octavo.kv_formats.layout import read_tokens
@@ -28,7 +28,7 @@ class OneText:
     ) -> None:
         self._model = model
         spec, num_blocks = KVSpec(tuple(groups), BLOCK_SIZE), -(-max_tokens // BLOCK_SIZE)
-        scales = scales or scales_by_weights(model, spec)
+        scales = scales_in_use(scales, model, spec)
         self._storage = KVStorage(spec, len(groups) * num_blocks, scales=scales)
         self._tables = np.arange(len(groups) * num_blocks, dtype=np.int32).reshape(len(groups), 1, num_blocks)
         self.spec = spec
