@@ -28,8 +28,9 @@ from about import commit, processor
 from octavo.core.kv_spec import KVSpec
 from octavo.engine.tokenizer import Tokenizer
 from octavo.executor.kv_storage import KVStorage
+from octavo.kernels.decoder_layer import run_layers
 from octavo.kernels.native import NativeOps
-from octavo.kernels.ops import F32, AttentionBatch
+from octavo.kernels.ops import F32, AttentionBatch, DecoderRows
 from octavo.models.loader import load_model, open_model
 
 ROWS = 128  # of logits at a time
@@ -43,6 +44,9 @@ class ImposedWindow(NativeOps):
     def __init__(self, window: int) -> None:
         super().__init__()
         self._imposed = window
+
+    def decoder_layers(self, layers: Any, kv_layers: Any, count: int, rows: DecoderRows) -> None:
+        run_layers(self, layers[:count], kv_layers[:count], rows)
 
     def paged_attention(self, *given: Any, window: int = 0, **options: Any) -> None:
         super().paged_attention(*given, window=window or self._imposed, **options)

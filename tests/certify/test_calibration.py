@@ -13,7 +13,9 @@ from octavo.certify.text_digest import text_digest
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ConfigError
 from octavo.executor.one_text import OneText
+from octavo.kernels.decoder_layer import run_layers
 from octavo.kernels.native import NativeOps
+from octavo.kernels.ops import DecoderRows
 from octavo.kv_formats.feedback import compensate
 from octavo.kv_formats.hadamard import turn
 from octavo.kv_formats.small_float import E4M3, E5M2
@@ -118,6 +120,9 @@ def queries_of(folder: Path, ids: list[int]) -> list[np.ndarray]:
     """Of each layer [num_tokens, num_heads, head_dim], as attention gets them."""
 
     class Listening(NativeOps):
+        def decoder_layers(self, layers: Any, kv_layers: Any, count: int, rows: DecoderRows) -> None:
+            run_layers(self, layers[:count], kv_layers[:count], rows)
+
         def paged_attention(self, q: np.ndarray, *args: Any, **more: Any) -> None:
             found.append(q.copy())
             NativeOps.paged_attention(self, q, *args, **more)

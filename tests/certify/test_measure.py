@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from octavo.core.config import SchedulerConfig
 from octavo.core.kv_bytes import FORMAT_BYTES
 from octavo.errors import ConfigError
 from octavo.executor.one_text import OneText
+from octavo.kernels.decoder_layer import run_layers
 from octavo.kernels.native import NativeOps
-from octavo.kernels.ops import F32, Ops
+from octavo.kernels.ops import F32, DecoderRows, Ops
 from octavo.models.loader import CausalLM, load_model, open_model
 from tests.models.tiny_models import make_tiny_model
 
@@ -86,6 +88,9 @@ class LyingOps:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._ops, name)
+
+    def decoder_layers(self, layers: Any, kv_layers: Any, count: int, rows: DecoderRows) -> None:
+        run_layers(cast(Ops, self), layers[:count], kv_layers[:count], rows)
 
     def paged_attention(self, q: F32, batch: object, kv: object, scale: float, out: F32, **more: object) -> None:
         self._ops.paged_attention(q, batch, kv, scale, out, **more)  # type: ignore[arg-type]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.kernels.decoder_layer import run_layers
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import (
     F32,
@@ -17,6 +19,8 @@ from octavo.kernels.ops import (
     U8,
     AttentionBatch,
     AttentionProjection,
+    DecoderLayer,
+    DecoderRows,
     KVLayer,
     Ops,
     PackedLinear,
@@ -54,8 +58,8 @@ class WrappedOps:
     def embedding(self, table: PackedLinear, token_ids: I32, out: F32) -> None:
         self.ops.embedding(table, token_ids, out)
 
-    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
-        self.ops.rms_norm(x, weight, eps, out)
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32, *, accumulate: bool = False) -> None:
+        self.ops.rms_norm(x, weight, eps, out, accumulate=accumulate)
 
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         self.ops.silu_mul(gate_up, out)
@@ -85,8 +89,15 @@ class WrappedOps:
     def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
         self.ops.norm_linear(x, norm, eps, weight, out)
 
-    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
-        self.ops.gated_mlp(hidden, norm, eps, gate_up, down)
+    def gated_mlp(
+        self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear, **variant: Any
+    ) -> None:
+        self.ops.gated_mlp(hidden, norm, eps, gate_up, down, **variant)
+
+    def decoder_layers(
+        self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
+    ) -> None:
+        run_layers(cast(Ops, self), layers[:count], kv_layers[:count], rows)
 
     def paged_attention(
         self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32, **variant: Any

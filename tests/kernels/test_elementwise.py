@@ -50,6 +50,10 @@ def test_rms_norm(instruction_set: str, width: int) -> None:
     expected = np.empty_like(x)
     ReferenceOps().rms_norm(x, weight, 1e-5, expected)
     np.testing.assert_allclose(out, expected, rtol=2e-6)
+    there = normal(3, *x.shape)
+    added = there.copy()
+    ops.rms_norm(x, weight, 1e-5, added, accumulate=True)
+    assert added.tobytes() == (there + out).tobytes()
     ops.rms_norm(x, weight, 1e-5, x)  # in place
     assert x.tobytes() == out.tobytes()
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from octavo.kernels.decoder_layer import run_layers
 from octavo.kernels.native import NativeOps, supported_instruction_sets
-from octavo.kernels.ops import F32, AttentionBatch, AttentionProjection, RopeTable
+from octavo.kernels.ops import (
+    F32,
+    AttentionBatch,
+    AttentionProjection,
+    DecoderLayer,
+    DecoderRows,
+    PackedLinear,
+    RopeTable,
+)
 from octavo.kernels.reference import ReferenceOps
 from tests.kernels.paged_case import Geometry, Pool
 
@@ -85,6 +97,130 @@ def test_gated_mlp_is_its_parts(
     ops.linear(inner, down, apart, accumulate=True)
     assert fused.tobytes() == apart.tobytes()
     assert not np.array_equal(fused, hidden)
+
+
+@pytest.mark.parametrize("rows", [*ROWS, 200])
+@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("instruction_set", supported_instruction_sets())
+def test_gated_mlp_with_a_norm_behind_is_its_parts(instruction_set: str, gate: str, rows: int) -> None:
+    ops = NativeOps(2, instruction_set)
+    gate_up = ops.pack_linear(normal(2 * INNER, WIDTH, seed=1), None, "int8")
+    down = ops.pack_linear(normal(WIDTH, INNER, seed=2), None, "int8")
+    norm, post_norm, hidden = normal(WIDTH, seed=4), normal(WIDTH, seed=7), normal(rows, WIDTH, seed=5)
+    fused, apart = hidden.copy(), hidden.copy()
+    ops.gated_mlp(fused, norm, EPS, gate_up, down, gate=gate, post_norm=post_norm)
+
+    both, inner, added = (np.empty((rows, width), np.float32) for width in (2 * INNER, INNER, WIDTH))
+    ops.norm_linear(hidden, norm, EPS, gate_up, both)
+    ops.gated_activation(both, gate, inner)
+    ops.linear(inner, down, added)
+    ops.rms_norm(added, post_norm, EPS, added)
+    apart += added
+    assert fused.tobytes() == apart.tobytes()
+
+
+def decoder_layers_of(ops: NativeOps | ReferenceOps, weights_dtype: str) -> tuple[DecoderLayer, ...]:
+    """One as Llama has it, one with all that Gemma has, and one with a window and the other rope."""
+
+    def matrix(num_outputs: int, num_inputs: int, seed: int) -> PackedLinear:
+        return ops.pack_linear(normal(num_outputs, num_inputs, seed=seed) / 9, None, weights_dtype)
+
+    def layer(seed: int, *, is_normed: bool, **more: Any) -> DecoderLayer:
+        norms = [normal(size, seed=seed + i) for i, size in enumerate((WIDTH, WIDTH, 32, 32, WIDTH, WIDTH))]
+        head_norms = norms[2:4] if is_normed else (None, None)
+        post_norms = norms[4:] if is_normed else (None, None)
+        return DecoderLayer(
+            attention=AttentionProjection(norms[0], EPS, matrix(8 * 32, WIDTH, seed), *head_norms),
+            output=matrix(WIDTH, 4 * 32, seed + 1),
+            mlp_norm=norms[1],
+            gate_up=matrix(2 * INNER, WIDTH, seed + 2),
+            down=matrix(WIDTH, INNER, seed + 3),
+            scale=0.2,
+            post_attention_norm=post_norms[0],
+            post_mlp_norm=post_norms[1],
+            **more,
+        )
+
+    return (
+        layer(10, is_normed=False),
+        layer(20, is_normed=True, softcap=5.0, gate="gelu_tanh"),
+        layer(30, is_normed=False, window=7, rope=1, gate="gelu"),
+    )
+
+
+@dataclass(frozen=True)
+class LayersRun:
+    """What layers make of the same rows, in pools of their own."""
+
+    hidden: F32
+    pools: tuple[Pool, ...]
+
+    def bits(self) -> list[bytes]:
+        return [self.hidden.tobytes(), *(pool.kv.pool.tobytes() for pool in self.pools)]
+
+
+def run(ops: Any, layers: tuple[DecoderLayer, ...], rows: int, *, is_fused: bool, count: int = 3) -> LayersRun:
+    hidden, pools = normal(rows, WIDTH, seed=6), tuple(Pool(GEOMETRY, 4, poison=0.0) for _ in layers)
+    q, attended = np.empty((2, rows, 4, 32), np.float32)
+    table = rope_table()
+    given = DecoderRows(hidden, batch_of(rows), (table, RopeTable(table.sin, table.cos)), q, attended)
+    kv_layers = tuple(pool.kv for pool in pools)
+    if is_fused:
+        ops.decoder_layers(layers, kv_layers, count, given)
+    else:
+        run_layers(ops, layers[:count], kv_layers[:count], given)
+    return LayersRun(hidden, pools)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("weights_dtype", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("instruction_set", supported_instruction_sets())
+def test_decoder_layers_are_their_operations(instruction_set: str, weights_dtype: str, rows: int) -> None:
+    ops = NativeOps(2, instruction_set)
+    layers = decoder_layers_of(ops, weights_dtype)
+    apart = run(ops, layers, rows, is_fused=False)
+    assert np.isfinite(apart.hidden).all()
+    assert run(ops, layers, rows, is_fused=True).bits() == apart.bits()
+    assert (
+        run(ops, layers, rows, is_fused=True, count=2).bits() == run(ops, layers, rows, is_fused=False, count=2).bits()
+    )
+    assert run(ops, layers, rows, is_fused=True, count=0).hidden.tobytes() == normal(rows, WIDTH, seed=6).tobytes()
+
+
+def test_decoder_layers_mean_what_the_reference_says() -> None:
+    native, reference = (
+        run(ops, decoder_layers_of(ops, "f32"), 3, is_fused=True) for ops in (NativeOps(2, "portable"), ReferenceOps())
+    )
+    np.testing.assert_allclose(native.hidden, reference.hidden, atol=1e-4, rtol=1e-4)
+
+
+def test_other_layers_and_another_pool_are_noticed() -> None:
+    """What an operation has made ready for the last layers and pool is not used for others."""
+    ops = NativeOps(1)
+    first, second = decoder_layers_of(ops, "f32"), decoder_layers_of(ops, "int8")
+    for layers in (first, second, first):
+        assert run(ops, layers, 3, is_fused=True).bits() == run(ops, layers, 3, is_fused=False).bits()
+
+
+def test_decoder_layers_that_cannot_be_are_refused() -> None:
+    ops = NativeOps(1)
+    (layer, *_) = decoder_layers_of(ops, "f32")
+    wrong = {
+        "num_inputs columns|hidden has of columns": {
+            "output": ops.pack_linear(normal(WIDTH - 1, 128, seed=1), None, "f32")
+        },
+        "one number a column": {"mlp_norm": normal(WIDTH + 1, seed=1)},
+        "twice what down takes": {"down": ops.pack_linear(normal(WIDTH, INNER + 1, seed=1), None, "f32")},
+        "is not one of gelu": {"gate": "relu"},
+        "0 \\(none\\) or more": {"window": -1},
+        "not among those of the step": {"rope": 2},
+        "output must take what heads give": {"output": ops.pack_linear(normal(WIDTH, 96, seed=1), None, "f32")},
+    }
+    for words, changed in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            run(ops, (replace(layer, **changed),), 3, is_fused=True, count=1)
+    with pytest.raises(ValueError, match="fewer layers"):
+        run(ops, (layer,), 3, is_fused=True, count=2)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -58,6 +58,7 @@ GATES: dict[str, Callable[[F64, F64], F64]] = {
     "gelu": lambda gate, up: gelu(gate) * up,
     "gelu_tanh": lambda gate, up: gelu_tanh(gate) * up,
     "clamped_swiglu": clamped_swiglu,
+    "silu": lambda gate, up: gate * sigmoid(gate) * up,
 }
 
 
@@ -188,7 +189,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="'swish' is not one of relu"):
         ops.activation(x, "swish", x)
     with pytest.raises(ValueError, match="is not one of gelu, gelu_tanh, clamped_swiglu"):
-        ops.gated_activation(x, "silu", np.empty((2, 8), np.float32))
+        ops.gated_activation(x, "swish", np.empty((2, 8), np.float32))
     with pytest.raises(ValueError, match="must agree"):
         ops.softmax(x, np.empty((2, 15), np.float32))
     with pytest.raises(ValueError, match="cap be positive"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -25,10 +25,9 @@ def build_batch(rows: Sequence[Row], block_size: int, weighed: tuple[WeighedRows
     """rows: at least one, each with at least one token, of ids that fit 32 bits."""
     num_rows = len(rows)
     lengths = [len(row.token_ids) for row in rows]
-    query_start = np.zeros(num_rows + 1, np.int32)
-    np.cumsum(lengths, out=query_start[1:])
-    num_tokens = int(query_start[-1])
-    token_ids = np.fromiter(chain.from_iterable([row.token_ids for row in rows]), np.int32, num_tokens)
+    starts = list(accumulate(lengths, initial=0))
+    query_start = np.array(starts, np.int32)
+    token_ids = np.fromiter(chain.from_iterable([row.token_ids for row in rows]), np.int32, starts[-1])
     start_position = np.array([row.start for row in rows], np.int32)
     dropped = [row.dropped[1] for row in rows]
     start_slot = start_position - np.array(dropped, np.int32) if any(dropped) else None
@@ -41,7 +40,7 @@ def build_batch(rows: Sequence[Row], block_size: int, weighed: tuple[WeighedRows
             block_tables[group, index, :count] = np.frombuffer(table, np.int32, count)
     np.maximum(block_tables, 0, out=block_tables)  # what a window has passed (GONE) is never read
     wanted: list[int] = []
-    for row, begin, end in zip(rows, query_start.tolist(), query_start[1:].tolist(), strict=False):
+    for row, begin, end in zip(rows, starts, starts[1:], strict=False):
         if row.prompt_scores is not None:
             first = begin + row.prompt_scores.first
             wanted += range(first, first + num_scored(row))

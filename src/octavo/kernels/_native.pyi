@@ -15,6 +15,29 @@ class Linear:
 class KVView: ...
 class BatchView: ...
 
+class LayerStack:
+    def add(
+        self,
+        attention_norm: F32,
+        eps: float,
+        qkv: Linear,
+        q_norm: F32 | None,
+        k_norm: F32 | None,
+        output: Linear,
+        post_attention_norm: F32 | None,
+        mlp_norm: F32,
+        gate_up: Linear,
+        down: Linear,
+        post_mlp_norm: F32 | None,
+        gate: str,
+        scale: float,
+        window: int,
+        softcap: float,
+        kv: KVView,
+        table: int,
+        rope: int,
+    ) -> None: ...
+
 class Kernels:
     def __init__(self, num_threads: int, instruction_set: str, spin_pauses: int) -> None: ...
     @property
@@ -27,7 +50,7 @@ class Kernels:
     def pack_blocks(self, blocks: U8, bias: F32 | None, kind: str) -> Linear: ...
     def linear(self, x: F32, weight: Linear, out: F32, accumulate: bool) -> None: ...
     def embedding(self, table: Linear, token_ids: I32, out: F32) -> None: ...
-    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None: ...
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32, accumulate: bool) -> None: ...
     def silu_mul(self, gate_up: F32, out: F32) -> None: ...
     def layer_norm(self, x: F32, weight: F32, bias: F32 | None, eps: float, out: F32) -> None: ...
     def activation(self, x: F32, kind: str, out: F32) -> None: ...
@@ -62,7 +85,19 @@ class Kernels:
         k_norm: F32 | None,
     ) -> None: ...
     def norm_linear(self, x: F32, norm: F32, eps: float, weight: Linear, out: F32) -> None: ...
-    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: Linear, down: Linear) -> None: ...
+    def gated_mlp(
+        self, hidden: F32, norm: F32, eps: float, gate_up: Linear, down: Linear, gate: str, post_norm: F32 | None
+    ) -> None: ...
+    def decoder_layers(
+        self,
+        stack: LayerStack,
+        count: int,
+        hidden: F32,
+        tables: list[BatchView],
+        ropes: list[F32],
+        q: F32,
+        attended: F32,
+    ) -> None: ...
     def paged_attention(
         self,
         q: F32,

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from octavo.kernels.ops import (
     U8,
     AttentionBatch,
     AttentionProjection,
+    DecoderLayer,
+    DecoderRows,
     KVLayer,
     PackedLinear,
     RopeTable,
@@ -65,6 +69,7 @@ class NativeOps:
         self._pool: U8 | None = None
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
+        self._stack: _Stack | None = None  # of the last layers and pool
         self._batch: AttentionBatch | None = None  # the last one, and its views by KV group
         self._batch_views: dict[tuple[int, int], _native.BatchView] = {}
 
@@ -95,8 +100,8 @@ class NativeOps:
         assert isinstance(table, _native.Linear)
         self._kernels.embedding(table, token_ids, out)
 
-    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
-        self._kernels.rms_norm(x, weight, eps, out)
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32, *, accumulate: bool = False) -> None:
+        self._kernels.rms_norm(x, weight, eps, out, accumulate)
 
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         self._kernels.silu_mul(gate_up, out)
@@ -146,10 +151,33 @@ class NativeOps:
         assert isinstance(weight, _native.Linear)
         self._kernels.norm_linear(x, norm, eps, weight, out)
 
-    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+    def gated_mlp(
+        self,
+        hidden: F32,
+        norm: F32,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        *,
+        gate: str = "silu",
+        post_norm: F32 | None = None,
+    ) -> None:
         assert isinstance(gate_up, _native.Linear)
         assert isinstance(down, _native.Linear)
-        self._kernels.gated_mlp(hidden, norm, eps, gate_up, down)
+        self._kernels.gated_mlp(hidden, norm, eps, gate_up, down, gate, post_norm)
+
+    def decoder_layers(
+        self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
+    ) -> None:
+        batch = rows.batch
+        assert not batch.weighed
+        assert batch.heard is None
+        stack = self._stack
+        if stack is None or stack.layers is not layers or stack.kv_layers is not kv_layers:
+            stack = self._stack = _make_stack(layers, kv_layers, self._view)
+        tables = [self._batch_view(batch, kv) for kv in stack.tables]
+        tensors = [table for rope in rows.ropes for table in (rope.cos, rope.sin)]
+        self._kernels.decoder_layers(stack.native, count, rows.hidden, tables, tensors, rows.q, rows.attended)
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         self._kernels.latent_write(latent, self._batch_view(batch, kv), self._view(kv))
@@ -195,7 +223,7 @@ class NativeOps:
         """Checked once a step: the layers of a group have one view (one for each group that their tails are in)."""
         if self._batch is not batch:
             self._batch, self._batch_views = batch, {}
-        group, tail = kv.group, -1 if kv.tail is None else kv.tail.group
+        group, tail = _tables_of(kv)
         found = self._batch_views.get((group, tail))
         if found is None:
             tables = (batch.block_tables[group], None if tail < 0 else batch.block_tables[tail])
@@ -208,7 +236,7 @@ class NativeOps:
         found = self._views.get(key)
         if found is None or found[0] is not kv:
             if self._pool is not kv.pool:  # another cache: the views of the last one would keep its pool alive
-                self._pool, self._views = kv.pool, {}
+                self._pool, self._views, self._stack = kv.pool, {}, None
             view = _native.make_kv_view(
                 kv.pool,
                 kv.block_bytes,
@@ -227,6 +255,55 @@ class NativeOps:
             )
             found = self._views[key] = (kv, view)
         return found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Layers as the kernels hold them."""
+
+    layers: Sequence[DecoderLayer]
+    kv_layers: Sequence[KVLayer]
+    native: _native.LayerStack
+    tables: tuple[KVLayer, ...]  # one layer of each kind of block table
+
+
+def _make_stack(
+    layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], view_of: Callable[[KVLayer], _native.KVView]
+) -> _Stack:
+    native, tables = _native.LayerStack(), dict[tuple[int, int], KVLayer]()
+    for layer, kv in zip(layers, kv_layers, strict=True):
+        key, p = _tables_of(kv), layer.attention
+        tables.setdefault(key, kv)
+        assert isinstance(p.qkv, _native.Linear)
+        assert isinstance(layer.output, _native.Linear)
+        assert isinstance(layer.gate_up, _native.Linear)
+        assert isinstance(layer.down, _native.Linear)
+        native.add(
+            p.norm,
+            p.eps,
+            p.qkv,
+            p.q_norm,
+            p.k_norm,
+            layer.output,
+            layer.post_attention_norm,
+            layer.mlp_norm,
+            layer.gate_up,
+            layer.down,
+            layer.post_mlp_norm,
+            layer.gate,
+            layer.scale,
+            layer.window,
+            layer.softcap,
+            view_of(kv),
+            list(tables).index(key),
+            layer.rope,
+        )
+    return _Stack(layers, kv_layers, native, tuple(tables.values()))
+
+
+def _tables_of(kv: KVLayer) -> tuple[int, int]:
+    """The KV group of a layer, and that of its tail: layers that have both in common have one view of a batch."""
+    return kv.group, -1 if kv.tail is None else kv.tail.group
 
 
 def _start(num_threads: int, instruction_set: str, spin_pauses: int) -> _native.Kernels:

@@ -9,6 +9,7 @@ number of rows, their neighbours and the number of threads never change a bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -135,6 +136,38 @@ class AttentionProjection:
     k_norm: F32 | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderLayer:
+    """Attention and a gated MLP, each behind a norm of the hidden state, to which they are added.
+
+    q, k and v come from `attention`; of its kind "pair".
+    """
+
+    attention: AttentionProjection
+    output: PackedLinear  # num_heads * head_dim -> hidden_size
+    mlp_norm: F32  # [hidden_size]
+    gate_up: PackedLinear  # hidden_size -> gate | up
+    down: PackedLinear  # intermediate_size -> hidden_size
+    scale: float  # of scores
+    window: int = 0  # as for `Ops.paged_attention`
+    softcap: float = 0.0
+    gate: str = "silu"  # as for `Ops.gated_mlp`
+    post_attention_norm: F32 | None = None  # [hidden_size]: RMS norms of what is added
+    post_mlp_norm: F32 | None = None
+    rope: int = 0  # which of the step's tables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderRows:
+    """The rows of a step on their way through the layers, with the memory that a layer needs."""
+
+    hidden: F32  # [num_tokens, hidden_size], changed by each layer
+    batch: AttentionBatch
+    ropes: Sequence[RopeTable]
+    q: F32  # [num_tokens, num_heads, head_dim], as attended: written by a layer before it is read
+    attended: F32
+
+
 class Ops(Protocol):
     """The set that an executor must provide; small on purpose."""
 
@@ -162,8 +195,8 @@ class Ops(Protocol):
         """out [m, num_inputs]: rows of the (possibly tied) matrix, widened to f32."""
         ...
 
-    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
-        """out = x / sqrt(mean(x * x) + eps) * weight, row by row. out may be x."""
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32, *, accumulate: bool = False) -> None:
+        """out = x / sqrt(mean(x * x) + eps) * weight, row by row, out may be x; with accumulate, out += that."""
         ...
 
     def silu_mul(self, gate_up: F32, out: F32) -> None:
@@ -179,7 +212,7 @@ class Ops(Protocol):
         ...
 
     def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
-        """gate_up [m, 2 * n] = gate | up; out [m, n] = gelu(gate) * up; kind is "gelu", "gelu_tanh" or:
+        """gate_up [m, 2 * n] = gate | up; out [m, n] = act(gate) * up; kind is "gelu", "gelu_tanh", "silu" or:
 
         "clamped_swiglu": with gate at most `limit` and up within +-limit, gate * sigmoid(1.702 gate) * (up + 1).
         """
@@ -222,8 +255,30 @@ class Ops(Protocol):
         """`linear` of `rms_norm`(x) in one call, with the same bits."""
         ...
 
-    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
-        """hidden += down of `silu_mul` of gate_up of `rms_norm`(hidden) in one call, with the same bits."""
+    def gated_mlp(
+        self,
+        hidden: F32,
+        norm: F32,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        *,
+        gate: str = "silu",
+        post_norm: F32 | None = None,
+    ) -> None:
+        """hidden += down of `silu_mul` of gate_up of `rms_norm`(hidden) in one call, with the same bits.
+
+        gate "gelu" or "gelu_tanh": of `gated_activation` instead. post_norm: what is added goes through `rms_norm`.
+        """
+        ...
+
+    def decoder_layers(
+        self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
+    ) -> None:
+        """The first `count` layers, one after the other in one call: `decoder_layer.run_layers`, with the same bits.
+
+        layers and kv_layers are the same objects at each call, and do not change. The batch counts and hears nothing.
+        """
         ...
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:

@@ -6,12 +6,13 @@ It does not promise the bits of the native kernels (the order of additions diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.kernels import draw
+from octavo.kernels.decoder_layer import run_layers
 from octavo.kernels.ops import (
     F32,
     F64,
@@ -20,6 +21,8 @@ from octavo.kernels.ops import (
     U8,
     AttentionBatch,
     AttentionProjection,
+    DecoderLayer,
+    DecoderRows,
     KVLayer,
     PackedLinear,
     RopeTable,
@@ -73,8 +76,9 @@ class ReferenceOps:
         assert isinstance(table, ReferenceLinear)
         out[...] = table.weight[token_ids]
 
-    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32) -> None:
-        out[...] = _rms_norm(x, weight, eps)
+    def rms_norm(self, x: F32, weight: F32, eps: float, out: F32, *, accumulate: bool = False) -> None:
+        normed = _rms_norm(x, weight, eps)
+        out[...] = out + normed if accumulate else normed
 
     def silu_mul(self, gate_up: F32, out: F32) -> None:
         gate, up = np.split(gate_up, 2, axis=-1)
@@ -91,7 +95,9 @@ class ReferenceOps:
 
     def gated_activation(self, gate_up: F32, kind: str, out: F32, *, limit: float = 0.0) -> None:
         gate, up = np.split(gate_up, 2, axis=-1)
-        if kind == "clamped_swiglu":
+        if kind == "silu":
+            self.silu_mul(gate_up, out)
+        elif kind == "clamped_swiglu":
             gate, up = np.minimum(gate, np.float32(limit)), np.clip(up, -limit, limit)
             out[...] = gate * _sigmoid(np.float32(1.702) * gate) * (up + 1)
         else:
@@ -148,12 +154,32 @@ class ReferenceOps:
     def norm_linear(self, x: F32, norm: F32, eps: float, weight: PackedLinear, out: F32) -> None:
         self.linear(_rms_norm(x, norm, eps), weight, out)
 
-    def gated_mlp(self, hidden: F32, norm: F32, eps: float, gate_up: PackedLinear, down: PackedLinear) -> None:
+    def gated_mlp(
+        self,
+        hidden: F32,
+        norm: F32,
+        eps: float,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        *,
+        gate: str = "silu",
+        post_norm: F32 | None = None,
+    ) -> None:
         both = np.empty((len(hidden), gate_up.num_outputs), np.float32)
         inner = np.empty((len(hidden), down.num_inputs), np.float32)
         self.norm_linear(hidden, norm, eps, gate_up, both)
-        self.silu_mul(both, inner)
-        self.linear(inner, down, hidden, accumulate=True)
+        self.gated_activation(both, gate, inner)
+        if post_norm is None:
+            self.linear(inner, down, hidden, accumulate=True)
+            return
+        added = np.empty_like(hidden)
+        self.linear(inner, down, added)
+        self.rms_norm(added, post_norm, eps, hidden, accumulate=True)
+
+    def decoder_layers(
+        self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
+    ) -> None:
+        run_layers(self, layers[:count], kv_layers[:count], rows)
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         for sequence, row, position in _rows(batch):

@@ -14,17 +14,18 @@ import numpy as np
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.errors import ModelError
-from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, KVLayer, Ops, PackedLinear
+from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, DecoderLayer, DecoderRows, KVLayer, Ops
 from octavo.models.balance import balanced_norms, key_scales, positions
 from octavo.models.config import RopeConfig, check_heads, check_number, check_sizes, check_windows
 from octavo.models.config_gguf import Keys, head_dim_of, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, layer_windows, num_kv_heads, read_rope, rope_scaling
+from octavo.models.decoder import run_decoder
 from octavo.models.family import Family
 from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Vector, linear
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, weigh
+from octavo.models.step_rows import Scratch, num_positions
 
 _LOCAL_THETA = 10000.0  # of Gemma 3's window layers
 _PATTERNS = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6}  # every n-th layer sees everything
@@ -219,20 +220,6 @@ def gemma_parts(config: GemmaConfig, is_gguf: bool) -> Parts:
     return Parts(tuple(matrices), tuple(vectors), frozenset({head}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention_norm: F32  # [hidden_size]
-    qkv: PackedLinear  # hidden_size -> q | k | v
-    q_norm: F32 | None  # [head_dim]
-    k_norm: F32 | None  # [head_dim]
-    output: PackedLinear  # num_heads * head_dim -> hidden_size
-    post_attention_norm: F32 | None  # [hidden_size]
-    mlp_norm: F32  # [hidden_size]
-    gate_up: PackedLinear  # hidden_size -> gate | up
-    down: PackedLinear  # intermediate_size -> hidden_size
-    post_mlp_norm: F32 | None  # [hidden_size]
-
-
 class GemmaModel:
     """One model, its weights packed. Owned by one thread: its scratch buffers are used by every call."""
 
@@ -241,7 +228,7 @@ class GemmaModel:
         self.weights_bytes = packed.num_bytes
         self._ops = ops
         self._embedding, self._final_norm = packed.matrices["embedding"], packed.vectors["final_norm"]
-        self._layers = tuple(_layer(packed, index) for index in range(config.num_layers))
+        self._layers = tuple(_layer(config, packed, index) for index in range(config.num_layers))
         self._rope = rope_tables(config.rope, config.head_dim, config.max_position_embeddings)
         self._local_rope = rope_tables(config.local_rope, config.head_dim, config.max_position_embeddings)
         self._scratch = Scratch()
@@ -253,95 +240,48 @@ class GemmaModel:
     def key_scales(self) -> tuple[F32, ...]:
         """As `Family.key_scales`."""
         config, found = self.config, []
-        for layer, window in zip(self._layers, config.windows, strict=True):
-            if layer.k_norm is not None:
-                rope = self._rope if window is None else self._local_rope
-                table, eps = rope.upto(positions(config.max_position_embeddings)), config.rms_norm_eps
-                one = AttentionProjection(layer.attention_norm, eps, layer.qkv, layer.q_norm, layer.k_norm)
-                found.append(key_scales(self._ops, one, config.num_kv_heads, config.head_dim, table))
+        ropes = [rope.upto(positions(config.max_position_embeddings)) for rope in (self._rope, self._local_rope)]
+        for layer in self._layers:
+            if layer.attention.k_norm is not None:
+                rope = ropes[layer.rope]
+                found.append(key_scales(self._ops, layer.attention, config.num_kv_heads, config.head_dim, rope))
         return tuple(found)
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """As `CausalLM.forward`: token_ids [num_tokens], logits_rows [n] -> a new array [n, vocab_size]."""
         ops, config = self._ops, self.config
-        eps, num_tokens = config.rms_norm_eps, len(token_ids)
-        wide, local = self._rope.upto(num_positions(batch)), self._local_rope.upto(num_positions(batch))
-        hidden = self._scratch.rows("hidden", num_tokens, config.hidden_size)
-        normed = self._scratch.rows("normed", num_tokens, config.hidden_size)
-        qkv = self._scratch.rows("qkv", num_tokens, self._layers[0].qkv.num_outputs)
-        q = self._scratch.heads("q", num_tokens, config.num_heads, config.head_dim)
-
+        ropes = [rope.upto(num_positions(batch)) for rope in (self._rope, self._local_rope)]
+        hidden = self._scratch.rows("hidden", len(token_ids), config.hidden_size)
         ops.embedding(self._embedding, token_ids, hidden)
         hidden *= np.float32(config.hidden_size**0.5)
-        for index, (layer, kv, window) in enumerate(zip(self._layers, kv_layers, config.windows, strict=True)):
-            ops.rms_norm(hidden, layer.attention_norm, eps, normed)
-            ops.linear(normed, layer.qkv, qkv)
-            rope = wide if window is None else local
-            ops.rope_write(qkv, batch, rope, kv, q, q_norm=layer.q_norm, k_norm=layer.k_norm, norm_eps=eps)
-            weigh(ops, q, batch, kv, config.query_scalar**-0.5, index)
-
-            if index == config.num_layers - 1 and not are_all_rows(logits_rows, num_tokens):
-                # K and V are written for every row; past this point only rows that become logits are needed.
-                hidden, q, batch = hidden[logits_rows], q[logits_rows], one_row_each(batch, logits_rows)
-                normed = normed[: len(hidden)]
-                if not len(hidden):
-                    break
-
-            self._attend(layer, kv, q, batch, hidden, window)
-            self._mlp(layer, hidden)
-
+        shape = len(token_ids), config.num_heads, config.head_dim
+        q, attended = self._scratch.heads("q", *shape), self._scratch.heads("attended", *shape)
+        rows = DecoderRows(hidden, batch, ropes, q, attended)
+        hidden = run_decoder(ops, self._layers, kv_layers, rows, logits_rows)
         logits = np.empty((len(logits_rows), config.vocab_size), np.float32)
         if len(logits_rows):
-            ops.rms_norm(hidden, self._final_norm, eps, normed)
-            ops.linear(normed, self._embedding, logits)
+            ops.norm_linear(hidden, self._final_norm, config.rms_norm_eps, self._embedding, logits)
             if config.final_cap is not None:
                 ops.soft_cap(logits, config.final_cap, logits)
         return logits
 
-    def _attend(
-        self, layer: _Layer, kv: KVLayer, q: F32, batch: AttentionBatch, hidden: F32, window: int | None
-    ) -> None:
-        ops, config = self._ops, self.config
-        attended = self._scratch.heads("attended", len(hidden), config.num_heads, config.head_dim)
-        scale, cap = config.query_scalar**-0.5, config.attention_cap or 0.0
-        ops.paged_attention(q, batch, kv, scale, attended, window=window or 0, softcap=cap)
-        self._add(attended.reshape(len(hidden), -1), layer.output, layer.post_attention_norm, hidden)
 
-    def _mlp(self, layer: _Layer, hidden: F32) -> None:
-        ops, config = self._ops, self.config
-        normed = self._scratch.rows("normed", len(hidden), config.hidden_size)
-        gate_up = self._scratch.rows("gate_up", len(hidden), 2 * config.intermediate_size)
-        inner = self._scratch.rows("inner", len(hidden), config.intermediate_size)
-        ops.rms_norm(hidden, layer.mlp_norm, config.rms_norm_eps, normed)
-        ops.linear(normed, layer.gate_up, gate_up)
-        ops.gated_activation(gate_up, config.activation, inner)
-        self._add(inner, layer.down, layer.post_mlp_norm, hidden)
-
-    def _add(self, x: F32, weight: PackedLinear, norm: F32 | None, hidden: F32) -> None:
-        """hidden += norm(weight x)"""
-        if norm is None:
-            self._ops.linear(x, weight, hidden, accumulate=True)
-            return
-        added = self._scratch.rows("added", len(x), self.config.hidden_size)
-        self._ops.linear(x, weight, added)
-        self._ops.rms_norm(added, norm, self.config.rms_norm_eps, added)
-        hidden += added
-
-
-def _layer(packed: Packed, i: int) -> _Layer:
-    matrices, vectors = packed.matrices, packed.vectors
+def _layer(config: GemmaConfig, packed: Packed, i: int) -> DecoderLayer:
+    matrices, vectors, eps = packed.matrices, packed.vectors, config.rms_norm_eps
     q_norm, k_norm = balanced_norms(vectors.get(f"{i}.q_norm"), vectors.get(f"{i}.k_norm"))
-    return _Layer(
-        attention_norm=vectors[f"{i}.attention_norm"],
-        qkv=matrices[f"{i}.qkv"],
-        q_norm=q_norm,
-        k_norm=k_norm,
+    return DecoderLayer(
+        attention=AttentionProjection(vectors[f"{i}.attention_norm"], eps, matrices[f"{i}.qkv"], q_norm, k_norm),
         output=matrices[f"{i}.output"],
-        post_attention_norm=vectors.get(f"{i}.post_attention_norm"),
         mlp_norm=vectors[f"{i}.mlp_norm"],
         gate_up=matrices[f"{i}.gate_up"],
         down=matrices[f"{i}.down"],
+        scale=config.query_scalar**-0.5,
+        window=config.windows[i] or 0,
+        softcap=config.attention_cap or 0.0,
+        gate=config.activation,
+        post_attention_norm=vectors.get(f"{i}.post_attention_norm"),
         post_mlp_norm=vectors.get(f"{i}.post_mlp_norm"),
+        rope=0 if config.windows[i] is None else 1,
     )
 
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
-from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, KVLayer, Ops
+from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, DecoderLayer, DecoderRows, KVLayer, Ops
 from octavo.models.balance import key_scales, positions
+from octavo.models.decoder import run_decoder
 from octavo.models.family import Family
 from octavo.models.llama_config import GGUF_NAMES, MODEL_TYPES, LlamaConfig, llama_from_gguf, llama_from_json
-from octavo.models.llama_weights import ModelWeights, llama_parts, llama_weights
+from octavo.models.llama_weights import LayerWeights, ModelWeights, llama_parts, llama_weights
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, are_all_rows, num_positions, one_row_each, weigh
+from octavo.models.step_rows import Scratch, num_positions
 
 
 class LlamaModel:
@@ -29,12 +30,9 @@ class LlamaModel:
         self._weights = weights
         self._ops = ops
         self._windows = tuple(config.window_of(index) for index in range(config.num_layers))
+        self._layers = tuple(map(self._layer, weights.layers, self._windows))
         self._rope = rope_tables(config.rope, config.head_dim, config.max_position_embeddings, weights.rope_divisors)
         self._scratch = Scratch()
-        self._projections = tuple(
-            AttentionProjection(layer.attention_norm, config.rms_norm_eps, layer.qkv, layer.q_norm, layer.k_norm)
-            for layer in weights.layers
-        )
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
         """One group of the layers that see everything, one of those that see a window."""
@@ -44,7 +42,7 @@ class LlamaModel:
     def key_scales(self) -> tuple[F32, ...]:
         """As `Family.key_scales`."""
         config, rope = self.config, self._rope.upto(positions(self.config.max_position_embeddings))
-        normed = [projection for projection in self._projections if projection.k_norm is not None]
+        normed = [layer.attention for layer in self._layers if layer.attention.k_norm is not None]
         return tuple(key_scales(self._ops, one, config.num_kv_heads, config.head_dim, rope) for one in normed)
 
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
@@ -54,34 +52,29 @@ class LlamaModel:
         Returns a new array [n, vocab_size].
         """
         ops, config, weights = self._ops, self.config, self._weights
-        eps, scale = config.rms_norm_eps, config.head_dim**-0.5
         rope = self._rope.upto(num_positions(batch))
         hidden = self._scratch.rows("hidden", len(token_ids), config.hidden_size)
-        q = self._scratch.heads("q", len(token_ids), config.num_heads, config.head_dim)
-        attended = self._scratch.heads("attended", len(token_ids), config.num_heads, config.head_dim)
-        flat = attended.reshape(len(token_ids), -1)
-
         ops.embedding(weights.embedding, token_ids, hidden)
-        layers = zip(weights.layers, self._projections, kv_layers, strict=True)
-        for index, (layer, projection, kv) in enumerate(layers):
-            ops.attention_input(hidden, projection, batch, rope, kv, q)
-            weigh(ops, q, batch, kv, scale, index)
-
-            if index == config.num_layers - 1 and not are_all_rows(logits_rows, len(token_ids)):
-                # K and V are written for every row; past this point only rows that become logits are needed.
-                hidden, q, batch = hidden[logits_rows], q[logits_rows], one_row_each(batch, logits_rows)
-                attended, flat = attended[: len(hidden)], flat[: len(hidden)]
-                if not len(hidden):
-                    break
-
-            ops.paged_attention(q, batch, kv, scale, attended, window=self._windows[index] or 0)
-            ops.linear(flat, layer.output, hidden, accumulate=True)
-            ops.gated_mlp(hidden, layer.mlp_norm, eps, layer.gate_up, layer.down)
-
+        shape = len(token_ids), config.num_heads, config.head_dim
+        q, attended = self._scratch.heads("q", *shape), self._scratch.heads("attended", *shape)
+        rows = DecoderRows(hidden, batch, (rope,), q, attended)
+        hidden = run_decoder(ops, self._layers, kv_layers, rows, logits_rows)
         logits = np.empty((len(logits_rows), config.vocab_size), np.float32)
         if len(logits_rows):
-            ops.norm_linear(hidden, weights.final_norm, eps, weights.head, logits)
+            ops.norm_linear(hidden, weights.final_norm, config.rms_norm_eps, weights.head, logits)
         return logits
+
+    def _layer(self, layer: LayerWeights, window: int | None) -> DecoderLayer:
+        eps = self.config.rms_norm_eps
+        return DecoderLayer(
+            attention=AttentionProjection(layer.attention_norm, eps, layer.qkv, layer.q_norm, layer.k_norm),
+            output=layer.output,
+            mlp_norm=layer.mlp_norm,
+            gate_up=layer.gate_up,
+            down=layer.down,
+            scale=self.config.head_dim**-0.5,
+            window=window or 0,
+        )
 
 
 FAMILY = Family(

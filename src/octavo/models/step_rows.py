@@ -29,7 +29,8 @@ class Scratch:
 
 def num_positions(batch: AttentionBatch) -> int:
     """One more than the last position of the step."""
-    return int((batch.start_position + np.diff(batch.query_start)).max(initial=0))
+    lengths = batch.query_start[1:] - batch.query_start[:-1]
+    return int((batch.start_position + lengths).max(initial=0))
 
 
 def positions(batch: AttentionBatch) -> I32:
@@ -40,7 +41,7 @@ def positions(batch: AttentionBatch) -> I32:
 
 
 def are_all_rows(logits_rows: I32, num_tokens: int) -> bool:
-    return len(logits_rows) == num_tokens and bool((logits_rows == np.arange(num_tokens)).all())
+    return len(logits_rows) == num_tokens and logits_rows.tolist() == list(range(num_tokens))
 
 
 def weigh(ops: Ops, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, layer: int) -> None:

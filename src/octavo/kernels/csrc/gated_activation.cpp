@@ -27,6 +27,7 @@ void gated_activation(ThreadPool& pool, const float* gate_up, Gate kind, float l
       case Gate::gelu_tanh: return map_gated_row(gate, up, width, to, [](F16 g, F16 u) { return mul(gelu_tanh_lanes(g), u); });
       case Gate::clamped_swiglu:
         return map_gated_row(gate, up, width, to, [=](F16 g, F16 u) { return clamped_swiglu_lanes(g, u, limit); });
+      case Gate::silu: return map_gated_row(gate, up, width, to, silu_mul_lanes);
     }
   };
   for_each_row(pool, num_rows, width, row);

@@ -11,7 +11,7 @@ namespace octavo {
 enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4 };
 
 enum class Activation : int { relu = 0, gelu = 1, gelu_tanh = 2, sigmoid = 3 };
-enum class Gate : int { gelu = 0, gelu_tanh = 1, clamped_swiglu = 2 };
+enum class Gate : int { gelu = 0, gelu_tanh = 1, clamped_swiglu = 2, silu = 3 };  // silu: `silu_mul`
 
 // Weights in panels of 16 outputs, inputs padded with zeros.
 // f32: [panel][num_inputs][16]; bf16: [panel][num_inputs_padded / 2][16][2]; others: weight_groups.hpp. bias: [num_panels * 16], zeros where none.
@@ -122,7 +122,7 @@ struct KernelTable {
   void (*linear)(ThreadPool&, const LinearArgs&);
   bool (*linear_gates)(const LinearWeights&, int num_rows);
   void (*embedding)(ThreadPool&, const LinearWeights&, const int32_t* token_ids, int num_rows, float* out);
-  void (*rms_norm)(ThreadPool&, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
+  void (*rms_norm)(ThreadPool&, const float* x, const float* weight, float eps, int num_rows, int width, float* out, bool accumulate);
   void (*silu_mul)(ThreadPool&, const float* gate_up, int num_rows, int width, float* out);
   void (*layer_norm)(ThreadPool&, const float* x, const float* weight, const float* bias, float eps, int num_rows, int width, float* out);
   void (*activation)(ThreadPool&, const float* x, Activation kind, int num_rows, int width, float* out);

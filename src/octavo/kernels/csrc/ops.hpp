@@ -9,7 +9,8 @@ size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows);
 void linear(ThreadPool& pool, const LinearArgs& args);
 bool linear_gates(const LinearWeights& weights, int num_rows);
 void embedding(ThreadPool& pool, const LinearWeights& table, const int32_t* token_ids, int num_rows, float* out);
-void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int num_rows, int width, float* out);
+void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int num_rows, int width, float* out,
+              bool accumulate);
 void silu_mul(ThreadPool& pool, const float* gate_up, int num_rows, int width, float* out);
 void layer_norm(ThreadPool& pool, const float* x, const float* weight, const float* bias, float eps, int num_rows, int width,
                 float* out);

@@ -1,4 +1,4 @@
-// x / sqrt(mean(x * x) + eps) * weight. The squares of a row are summed in an order that its width alone decides.
+// x / sqrt(mean(x * x) + eps) * weight, stored or added to what is there. The squares of a row are summed in an order that its width alone decides.
 #include "ops.hpp"
 #include "rows.hpp"
 #include "simd.hpp"
@@ -12,6 +12,7 @@ struct RmsNorm {
   float eps;
   int num_rows, width, rows;
   float* out;
+  bool accumulate;
 };
 
 float sum_of_squares(const float* x, int width) {
@@ -38,9 +39,14 @@ void norm_row(const RmsNorm& work, int row) {
   const float mean = sum_of_squares(x, width) / static_cast<float>(width);
   const F16 scale = set1(1.f / __builtin_sqrtf(mean + work.eps));
   int i = 0;
-  for (; i + kLanes <= width; i += kLanes) store(out + i, mul(mul(load(x + i), scale), load(work.weight + i)));
-  if (i < width)
-    store_first(out + i, mul(mul(load_first(x + i, width - i), scale), load_first(work.weight + i, width - i)), width - i);
+  for (; i + kLanes <= width; i += kLanes) {
+    const F16 normed = mul(mul(load(x + i), scale), load(work.weight + i));
+    store(out + i, work.accumulate ? add(load(out + i), normed) : normed);
+  }
+  if (const int rest = width - i) {
+    const F16 normed = mul(mul(load_first(x + i, rest), scale), load_first(work.weight + i, rest));
+    store_first(out + i, work.accumulate ? add(load_first(out + i, rest), normed) : normed, rest);
+  }
 }
 
 void norm_piece(void* context, int piece, int) {
@@ -50,8 +56,9 @@ void norm_piece(void* context, int piece, int) {
 
 }  // namespace
 
-void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int num_rows, int width, float* out) {
-  RmsNorm work = {x, weight, eps, num_rows, width, rows_per_piece(num_rows, width), out};
+void rms_norm(ThreadPool& pool, const float* x, const float* weight, float eps, int num_rows, int width, float* out,
+              bool accumulate) {
+  RmsNorm work = {x, weight, eps, num_rows, width, rows_per_piece(num_rows, width), out, accumulate};
   pool.run(num_row_pieces(num_rows, work.rows), norm_piece, &work);
 }
 

@@ -18,6 +18,9 @@ struct RowWork {
   const LinearWeights *first, *second;  // second: of an MLP, behind the gated activation; null: none
   int num_rows;
   bool accumulate;
+  // RMS norm of what the last matrix gives, before it is added to out (with `accumulate`); null: none.
+  const float* out_norm = nullptr;
+  Gate gate = Gate::silu;
   // What happens to rows [first, first + count) of out while they are in the caches of who made them; null: nothing.
   void (*then)(const void* context, ThreadPool& pool, int first, int count) = nullptr;
   const void* context = nullptr;
@@ -52,7 +55,7 @@ class RowRunner {
   }
 
   struct Space {  // one thread's memory
-    Buffer scratch, normed, wide, inner;
+    Buffer scratch, normed, wide, inner, added;
   };
   struct Shared {
     RowRunner* runner;
@@ -73,6 +76,7 @@ class RowRunner {
   static void reserve(const KernelTable& table, Space& space, const RowWork& work, int rows) {
     const size_t count = static_cast<size_t>(rows);
     size_t scratch = table.linear_scratch_bytes(*work.first, rows);
+    if (work.out_norm) space.added.reserve(sizeof(float) * count * (work.second ? work.second : work.first)->num_outputs);
     if (work.norm) space.normed.reserve(sizeof(float) * count * work.first->num_inputs);
     if (work.second) {
       space.wide.reserve(sizeof(float) * count * work.first->num_outputs);
@@ -86,26 +90,36 @@ class RowRunner {
   static void run_block(const KernelTable& table, ThreadPool& pool, Space& space, const RowWork& work, int first, int count) {
     const LinearWeights &up = *work.first, &last = work.second ? *work.second : up;
     const float* x = work.x + static_cast<size_t>(first) * up.num_inputs;
-    float* out = work.out + static_cast<size_t>(first) * last.num_outputs;
+    float *rows = work.out + static_cast<size_t>(first) * last.num_outputs, *out = rows;
+    if (work.out_norm) out = static_cast<float*>(space.added.data());
+    const bool accumulate = work.accumulate && !work.out_norm;
+    run_matrices(table, pool, space, work, x, count, out, accumulate);
+    if (work.out_norm) table.rms_norm(pool, out, work.out_norm, work.eps, count, last.num_outputs, rows, work.accumulate);
+    if (work.then) work.then(work.context, pool, first, count);
+  }
+
+  static void run_matrices(const KernelTable& table, ThreadPool& pool, Space& space, const RowWork& work, const float* x, int count,
+                           float* out, bool accumulate) {
+    const LinearWeights& up = *work.first;
     void* scratch = space.scratch.data();
     if (work.norm) {
       float* normed = static_cast<float*>(space.normed.data());
-      table.rms_norm(pool, x, work.norm, work.eps, count, up.num_inputs, normed);
+      table.rms_norm(pool, x, work.norm, work.eps, count, up.num_inputs, normed, false);
       x = normed;
     }
-    if (!work.second) {
-      table.linear(pool, {&up, x, out, count, work.accumulate, scratch, false});
-      if (work.then) work.then(work.context, pool, first, count);
-      return;
-    }
+    if (!work.second) return table.linear(pool, {&up, x, out, count, accumulate, scratch, false});
+    const LinearWeights& last = *work.second;
     float *wide = static_cast<float*>(space.wide.data()), *inner = static_cast<float*>(space.inner.data());
-    if (table.linear_gates(up, count)) {
+    if (work.gate == Gate::silu && table.linear_gates(up, count)) {
       table.linear(pool, {&up, x, inner, count, false, scratch, true});
     } else {
       table.linear(pool, {&up, x, wide, count, false, scratch, false});
-      table.silu_mul(pool, wide, count, last.num_inputs, inner);
+      if (work.gate == Gate::silu)
+        table.silu_mul(pool, wide, count, last.num_inputs, inner);
+      else
+        table.gated_activation(pool, wide, work.gate, 0.f, count, last.num_inputs, inner);
     }
-    table.linear(pool, {&last, inner, out, count, work.accumulate, scratch, false});
+    table.linear(pool, {&last, inner, out, count, accumulate, scratch, false});
   }
 
   ThreadPool& pool_;
