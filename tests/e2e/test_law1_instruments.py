@@ -97,7 +97,11 @@ class WrappedOps:
     def decoder_layers(
         self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
     ) -> None:
-        run_layers(cast(Ops, self), layers[:count], kv_layers[:count], rows)
+        if self.breaks or self.forgets_to_write >= 0:
+            run_layers(cast(Ops, self), layers[:count], kv_layers[:count], rows)
+            return
+        self.num_written += count * len(rows.hidden)
+        self.ops.decoder_layers(layers, kv_layers, count, rows)
 
     def paged_attention(
         self, q: F32, batch: AttentionBatch, kv: KVLayer, scale: float, out: F32, **variant: Any

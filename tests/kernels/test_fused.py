@@ -16,6 +16,7 @@ from octavo.kernels.ops import (
     AttentionProjection,
     DecoderLayer,
     DecoderRows,
+    KVLayer,
     PackedLinear,
     RopeTable,
 )
@@ -159,17 +160,30 @@ class LayersRun:
         return [self.hidden.tobytes(), *(pool.kv.pool.tobytes() for pool in self.pools)]
 
 
-def run(ops: Any, layers: tuple[DecoderLayer, ...], rows: int, *, is_fused: bool, count: int = 3) -> LayersRun:
-    hidden, pools = normal(rows, WIDTH, seed=6), tuple(Pool(GEOMETRY, 4, poison=0.0) for _ in layers)
+def rows_of(rows: int, table: RopeTable) -> DecoderRows:
     q, attended = np.empty((2, rows, 4, 32), np.float32)
-    table = rope_table()
-    given = DecoderRows(hidden, batch_of(rows), (table, RopeTable(table.sin, table.cos)), q, attended)
+    return DecoderRows(
+        normal(rows, WIDTH, seed=6), batch_of(rows), (table, RopeTable(table.sin, table.cos)), q, attended
+    )
+
+
+def run(
+    ops: Any,
+    layers: tuple[DecoderLayer, ...],
+    rows: int,
+    *,
+    is_fused: bool,
+    count: int = 3,
+    table: RopeTable | None = None,
+) -> LayersRun:
+    pools = tuple(Pool(GEOMETRY, 4, poison=0.0) for _ in layers)
+    given = rows_of(rows, table or rope_table())
     kv_layers = tuple(pool.kv for pool in pools)
     if is_fused:
         ops.decoder_layers(layers, kv_layers, count, given)
     else:
         run_layers(ops, layers[:count], kv_layers[:count], given)
-    return LayersRun(hidden, pools)
+    return LayersRun(given.hidden, pools)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -194,27 +208,51 @@ def test_decoder_layers_mean_what_the_reference_says() -> None:
     np.testing.assert_allclose(native.hidden, reference.hidden, atol=1e-4, rtol=1e-4)
 
 
-def test_other_layers_and_another_pool_are_noticed() -> None:
-    """What an operation has made ready for the last layers and pool is not used for others."""
-    ops = NativeOps(1)
+def test_other_layers_and_other_places_are_noticed() -> None:
+    """What was made ready for the last layers and their K and V is used again, and not for others."""
+    ops, alone = NativeOps(1), NativeOps(1)
     first, second = decoder_layers_of(ops, "f32"), decoder_layers_of(ops, "int8")
-    for layers in (first, second, first):
-        assert run(ops, layers, 3, is_fused=True).bits() == run(ops, layers, 3, is_fused=False).bits()
+    layer_bytes = 2 * 16 * 2 * 32 * 4
+    blocks = np.zeros(4 * 3 * layer_bytes, np.uint8)
+
+    def places(order: list[int]) -> tuple[KVLayer, ...]:
+        return tuple(KVLayer(blocks, 3 * layer_bytes, index * layer_bytes, 16, 2, 32, "f32") for index in order)
+
+    one, other = places([0, 1, 2]), places([2, 0, 1])
+    for layers, kv_layers in ((first, one), (second, one), (second, other), (second, other), (first, one)):
+        blocks.fill(0)
+        fused = rows_of(3, rope_table())
+        ops.decoder_layers(layers, kv_layers, 3, fused)
+        written = blocks.tobytes()
+        blocks.fill(0)
+        apart = rows_of(3, rope_table())
+        run_layers(alone, layers, kv_layers, apart)
+        assert fused.hidden.tobytes() == apart.hidden.tobytes()
+        assert written == blocks.tobytes()
+
+
+@pytest.mark.parametrize("change", [np.float64, np.asfortranarray])
+def test_ropes_in_another_layout_give_the_same_bits(change: Any) -> None:
+    ops, table = NativeOps(1), rope_table()
+    layers = decoder_layers_of(ops, "f32")
+    changed = RopeTable(change(table.cos), change(table.sin))
+    assert run(ops, layers, 3, is_fused=True, table=changed).bits() == run(ops, layers, 3, is_fused=True).bits()
 
 
 def test_decoder_layers_that_cannot_be_are_refused() -> None:
     ops = NativeOps(1)
     (layer, *_) = decoder_layers_of(ops, "f32")
     wrong = {
-        "num_inputs columns|hidden has of columns": {
-            "output": ops.pack_linear(normal(WIDTH - 1, 128, seed=1), None, "f32")
-        },
+        "take and give what hidden has": {"output": ops.pack_linear(normal(WIDTH - 1, 128, seed=1), None, "f32")},
         "one number a column": {"mlp_norm": normal(WIDTH + 1, seed=1)},
         "twice what down takes": {"down": ops.pack_linear(normal(WIDTH, INNER + 1, seed=1), None, "f32")},
-        "is not one of gelu": {"gate": "relu"},
+        "'relu' of an MLP is not one of silu, gelu, gelu_tanh": {"gate": "relu"},
+        "'clamped_swiglu' of an MLP is not one of": {"gate": "clamped_swiglu"},
         "0 \\(none\\) or more": {"window": -1},
         "not among those of the step": {"rope": 2},
-        "output must take what heads give": {"output": ops.pack_linear(normal(WIDTH, 96, seed=1), None, "f32")},
+        "qkv must give": {"output": ops.pack_linear(normal(WIDTH, 96, seed=1), None, "f32")},
+        "must take whole heads": {"output": ops.pack_linear(normal(WIDTH, 97, seed=1), None, "f32")},
+        "must be .head_dim.": {"attention": replace(layer.attention, k_norm=normal(31, seed=1))},
     }
     for words, changed in wrong.items():
         with pytest.raises(ValueError, match=words):
@@ -245,6 +283,15 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     narrow = ops.pack_linear(normal(WIDTH, INNER - 1, seed=1), None, "f32")
     with pytest.raises(ValueError, match="twice what down takes"):
         ops.gated_mlp(x, normal(WIDTH, seed=2), EPS, gate_up, narrow)
+    down = ops.pack_linear(normal(WIDTH, INNER, seed=1), None, "f32")
+    with pytest.raises(ValueError, match="one number a column of hidden"):
+        ops.gated_mlp(x, normal(WIDTH, seed=2), EPS, gate_up, down, post_norm=normal(WIDTH - 1, seed=2))
+    reference = ReferenceOps()
+    packed = reference.pack_linear(normal(WIDTH, INNER, seed=1), None, "f32")
+    with pytest.raises(ValueError, match="'relu' of an MLP is not one of silu, gelu, gelu_tanh"):
+        ops.gated_mlp(x, normal(WIDTH, seed=2), EPS, gate_up, down, gate="relu")
+    with pytest.raises(ValueError, match="'relu' of an MLP is not one of silu, gelu, gelu_tanh"):
+        reference.gated_mlp(x, normal(WIDTH, seed=2), EPS, packed, packed, gate="relu")
     with pytest.raises(ValueError, match="one number a column"):
         ops.norm_linear(x, normal(WIDTH - 1, seed=2), EPS, gate_up, np.empty((3, 2 * INNER), np.float32))
     with pytest.raises(ValueError, match="out must be"):

@@ -47,7 +47,7 @@ class OpsSampler:
             return []
         settings = self._settings(specs)
         changing = [index for index, spec in enumerate(specs) if _changes_logits(spec)]
-        of_changed = settings[changing] if changing else settings[:0]
+        of_changed = settings[changing]
         if changing:
             settings[changing] = 0.0  # these rows are only checked; what is drawn comes from the changed ones
         found = self._draw(logits, np.arange(len(specs), dtype=np.int32), settings, must_be_finite=True).tolist()

@@ -1,4 +1,7 @@
-"""A decoder layer out of single operations: the meaning of `Ops.decoder_layers`, and how a watched step runs."""
+"""A decoder layer out of single operations: the meaning of `Ops.decoder_layers`, and how a watched step runs.
+
+It does not know models or requests.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class NativeOps:
         self._pool: U8 | None = None
         self._views: dict[tuple[int, int], tuple[KVLayer, _native.KVView]] = {}
 
-        self._stack: _Stack | None = None  # of the last layers and pool
+        self._stack: _Stack | None = None  # of the last layers, which it keeps alive with their pool
         self._batch: AttentionBatch | None = None  # the last one, and its views by KV group
         self._batch_views: dict[tuple[int, int], _native.BatchView] = {}
 
@@ -175,9 +175,9 @@ class NativeOps:
         stack = self._stack
         if stack is None or stack.layers is not layers or stack.kv_layers is not kv_layers:
             stack = self._stack = _make_stack(layers, kv_layers, self._view)
-        tables = [self._batch_view(batch, kv) for kv in stack.tables]
-        tensors = [table for rope in rows.ropes for table in (rope.cos, rope.sin)]
-        self._kernels.decoder_layers(stack.native, count, rows.hidden, tables, tensors, rows.q, rows.attended)
+        views = [self._batch_view(batch, kv) for kv in stack.one_of_each_table]
+        ropes = [part for rope in rows.ropes for part in (rope.cos, rope.sin)]
+        self._kernels.decoder_layers(stack.native, count, rows.hidden, views, ropes, rows.q, rows.attended)
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         self._kernels.latent_write(latent, self._batch_view(batch, kv), self._view(kv))
@@ -264,7 +264,7 @@ class _Stack:
     layers: Sequence[DecoderLayer]
     kv_layers: Sequence[KVLayer]
     native: _native.LayerStack
-    tables: tuple[KVLayer, ...]  # one layer of each kind of block table
+    one_of_each_table: tuple[KVLayer, ...]  # layers; those of one table have a view of the batch in common
 
 
 def _make_stack(

@@ -1,7 +1,8 @@
 """The operations that a model file may use, and the data that crosses into them.
 
 Two implementations: `native.NativeOps` (C++) and `reference.ReferenceOps` (numpy, the meaning of each operation).
-All activations are float32, C-contiguous. No operation keeps a reference to an array after it returns.
+All activations are float32, C-contiguous. No operation reads or changes an array after it has returned;
+`decoder_layers` keeps the last layers and their pool alive.
 
 Law 1 is kept here: every output row of every operation is computed in an order that depends on that row alone, so the
 number of rows, their neighbours and the number of threads never change a bit.
@@ -277,7 +278,8 @@ class Ops(Protocol):
     ) -> None:
         """The first `count` layers, one after the other in one call: `decoder_layer.run_layers`, with the same bits.
 
-        layers and kv_layers are the same objects at each call, and do not change. The batch counts and hears nothing.
+        layers and kv_layers are known again as the same objects, so they must not change; others are prepared anew. The
+        batch is not watched: it counts and hears nothing.
         """
         ...
 

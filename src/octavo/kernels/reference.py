@@ -165,6 +165,8 @@ class ReferenceOps:
         gate: str = "silu",
         post_norm: F32 | None = None,
     ) -> None:
+        if gate not in ("silu", "gelu", "gelu_tanh"):
+            raise ValueError(f"gate {gate!r} of an MLP is not one of silu, gelu, gelu_tanh")
         both = np.empty((len(hidden), gate_up.num_outputs), np.float32)
         inner = np.empty((len(hidden), down.num_inputs), np.float32)
         self.norm_linear(hidden, norm, eps, gate_up, both)
@@ -179,6 +181,7 @@ class ReferenceOps:
     def decoder_layers(
         self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
     ) -> None:
+        assert count <= len(layers)
         run_layers(self, layers[:count], kv_layers[:count], rows)
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:

@@ -1,4 +1,7 @@
-"""How the rows of a step go through a model's layers, for families whose layers are `ops.DecoderLayer`s."""
+"""How the rows of a step go through a model's layers, for families whose layers are `ops.DecoderLayer`s.
+
+It does not know embeddings, heads of the vocabulary, or requests.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ def run_decoder(
 ) -> F32:
     """What the rows that become logits are after all layers: [n, hidden_size]. K and V of every row are written.
 
-    rows: embedded, of one step; logits_rows [n] indices into them.
+    rows: embedded, of one step; logits_rows [n] indices into them, each once. The result may be `rows.hidden` itself.
     """
+    assert len(layers) == len(kv_layers)
     last, batch = len(layers) - 1, rows.batch
     are_all = are_all_rows(logits_rows, len(rows.hidden))
-    is_watched = bool(batch.weighed) or batch.heard is not None
-    at_once = 0 if is_watched else len(layers) if are_all else last
+    at_once = len(layers) if are_all else last
+    if batch.weighed or batch.heard is not None:  # somebody looks at the queries of each layer
+        at_once = 0
     if at_once:
         ops.decoder_layers(layers, kv_layers, at_once, rows)
     for index in range(at_once, len(layers)):

@@ -14,6 +14,7 @@
 #include "kernel_table.hpp"
 #include "pack_groups.hpp"
 #include "pack_linear.hpp"
+#include "weight_memory.hpp"
 
 namespace octavo {
 
@@ -65,7 +66,8 @@ class Buffer {
 };
 
 struct Linear {
-  Buffer packed, bias;
+  WeightPiece packed;
+  Buffer bias;
   LinearWeights weights{};
   size_t num_bytes = 0;
 };
@@ -95,12 +97,14 @@ inline BlockKind block_kind(const std::string& name) {
 }
 
 // Memory for a matrix and its bias, which is filled in.
-inline std::unique_ptr<Linear> new_linear(int num_outputs, int num_inputs, WeightsDtype type, const std::optional<CF1>& bias) {
+inline std::unique_ptr<Linear> new_linear(WeightMemory& memory, int num_outputs, int num_inputs, WeightsDtype type,
+                                          const std::optional<CF1>& bias) {
   require(num_outputs >= 1 && num_inputs >= 1, "a weight matrix must not be empty");
   auto linear = std::make_unique<Linear>();
   linear->num_bytes = type >= WeightsDtype::int8 ? packed_groups_bytes(num_outputs, num_inputs, type)
                                                  : packed_linear_bytes(num_outputs, num_inputs, type);
-  linear->weights = {linear->packed.reserve(linear->num_bytes), nullptr, num_outputs, num_inputs, type};
+  linear->packed = memory.take(linear->num_bytes);
+  linear->weights = {linear->packed.data, nullptr, num_outputs, num_inputs, type};
   if (bias) {
     require(bias->shape(0) == static_cast<size_t>(num_outputs), "the bias must have one number an output");
     const size_t padded = static_cast<size_t>(num_outputs + 15) / 16 * 16;

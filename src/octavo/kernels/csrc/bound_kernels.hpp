@@ -16,6 +16,14 @@ inline Activation activation_of(const std::string& name) {
   throw std::invalid_argument("activation '" + name + "' is not one of relu, gelu, gelu_tanh, sigmoid");
 }
 
+inline Gate gate_of(const std::string& name) {
+  if (name == "gelu") return Gate::gelu;
+  if (name == "gelu_tanh") return Gate::gelu_tanh;
+  if (name == "clamped_swiglu") return Gate::clamped_swiglu;
+  if (name == "silu") return Gate::silu;
+  throw std::invalid_argument("gated activation '" + name + "' is not one of gelu, gelu_tanh, clamped_swiglu, silu");
+}
+
 inline bool same_shape(const CF2& x, const F2& out) { return x.shape(0) == out.shape(0) && x.shape(1) == out.shape(1); }
 
 class Kernels {
@@ -33,14 +41,14 @@ class Kernels {
   std::unique_ptr<Linear> pack(const CF2& weight, const std::optional<CF1>& bias, const std::string& dtype) {
     const int n = static_cast<int>(weight.shape(0)), k = static_cast<int>(weight.shape(1));
     const WeightsDtype type = weights_dtype(dtype);
-    auto linear = new_linear(n, k, type, bias);
+    auto linear = new_linear(weights_, n, k, type, bias);
     const float* from = weight.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     if (type >= WeightsDtype::int8)
-      pack_groups(pool_, from, n, k, type, linear->packed.data());
+      pack_groups(pool_, from, n, k, type, linear->packed.data);
     else
-      pack_linear(pool_, from, n, k, type, linear->packed.data());
+      pack_linear(pool_, from, n, k, type, linear->packed.data);
     return linear;
   }
 
@@ -48,11 +56,11 @@ class Kernels {
     const BlockKind kind = block_kind(name);
     require(blocks.shape(1) % block_bytes(kind) == 0, "a row must be a whole number of blocks");
     const int n = static_cast<int>(blocks.shape(0)), k = static_cast<int>(blocks.shape(1) / block_bytes(kind) * 32);
-    auto linear = new_linear(n, k, dtype_of_blocks(kind), bias);
+    auto linear = new_linear(weights_, n, k, dtype_of_blocks(kind), bias);
     const uint8_t* from = blocks.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    pack_blocks(pool_, from, n, k, kind, linear->packed.data());
+    pack_blocks(pool_, from, n, k, kind, linear->packed.data);
     return linear;
   }
 
@@ -183,18 +191,17 @@ class Kernels {
     const LinearWeights& w = down.weights;
     require(2 * w.num_inputs == gate_up.weights.num_outputs, "gate_up must give twice what down takes");
     require(hidden.shape(1) == static_cast<size_t>(w.num_outputs), "down must give as many numbers as hidden has columns");
-    require(gate != "clamped_swiglu", "a gated MLP has no limit for its gate");
     require(!post_norm || post_norm->shape(0) == hidden.shape(1), "the norm's weight must have one number a column of hidden");
     const int rows = static_cast<int>(hidden.shape(0));
-    const RowWork work{hidden.data(), hidden.data(), norm.data(), eps, &gate_up.weights, &w, rows, true, data_of(post_norm), gate_of(gate)};
+    const RowWork work{hidden.data(), hidden.data(), norm.data(), eps, &gate_up.weights, &w, rows, true, data_of(post_norm), mlp_gate_of(gate)};
     if (rows == 0) return;
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     rows_.run(*table_, work);
   }
 
-  void decoder_layers(const LayerStack& stack, size_t count, const F2& hidden, const nb::list& tables, const nb::list& ropes, const F3& q,
-                      const F3& attended) {
+  void decoder_layers(const LayerStack& stack, size_t count, const F2& hidden, const std::vector<BatchView*>& tables,
+                      const std::vector<CF2>& ropes, const F3& q, const F3& attended) {
     require(count <= stack.layers().size(), "there are fewer layers");
     if (hidden.shape(0) == 0) return;
     std::vector<LayerCall> calls;
@@ -334,6 +341,7 @@ class Kernels {
   const KernelTable* table_ = nullptr;
   RowRunner rows_;
   Buffer scratch_, qkv_;
+  WeightMemory weights_;
   std::mutex mutex_;  // one caller at a time: the pool and the scratch memory are shared
 };
 

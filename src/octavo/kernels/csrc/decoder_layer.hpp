@@ -6,12 +6,12 @@
 
 namespace octavo {
 
-inline Gate gate_of(const std::string& name) {
+// Of a gated MLP, which has no limit for its gate.
+inline Gate mlp_gate_of(const std::string& name) {
+  if (name == "silu") return Gate::silu;
   if (name == "gelu") return Gate::gelu;
   if (name == "gelu_tanh") return Gate::gelu_tanh;
-  if (name == "clamped_swiglu") return Gate::clamped_swiglu;
-  if (name == "silu") return Gate::silu;
-  throw std::invalid_argument("gate '" + name + "' is not one of gelu, gelu_tanh, clamped_swiglu, silu");
+  throw std::invalid_argument("gate '" + name + "' of an MLP is not one of silu, gelu, gelu_tanh");
 }
 
 inline const float* data_of(const std::optional<CF1>& array) { return array ? array->data() : nullptr; }
@@ -27,7 +27,7 @@ struct DecoderLayer {
   int table, rope;  // which of a step's
 };
 
-// All arguments are checked here but for what depends on a step.
+// What a layer is made of fits, or it is refused; what depends on a step is checked with it (`layer_call`).
 class LayerStack {
  public:
   void add(CF1 attention_norm, float eps, const Linear& qkv, std::optional<CF1> q_norm, std::optional<CF1> k_norm, const Linear& output,
@@ -42,13 +42,17 @@ class LayerStack {
                 down.weights.num_outputs == qkv.weights.num_inputs,
             "matrices must take and give what hidden has of columns");
     require(gate_up.weights.num_outputs == 2 * down.weights.num_inputs, "gate_up must give twice what down takes");
-    require(gate != "clamped_swiglu", "decoder layers have no clamped gate");
     require(!kv.args.is_latent, "decoder layers read pairs of K and V, not latents");
+    const size_t dim = static_cast<size_t>(kv.args.head_dim), heads = static_cast<size_t>(output.weights.num_inputs) / dim;
+    require(static_cast<size_t>(output.weights.num_inputs) == heads * dim, "output must take whole heads");
+    require(static_cast<size_t>(qkv.weights.num_outputs) == (heads + 2 * static_cast<size_t>(kv.args.num_kv_heads)) * dim,
+            "qkv must give (heads + 2 * kv heads) * head_dim numbers");
+    for (const auto& norm : {q_norm, k_norm}) require(!norm || norm->shape(0) == dim, "q_norm and k_norm must be [head_dim]");
     require(window >= 0 && softcap >= 0.f, "window and softcap must be 0 (none) or more");
     require(!kv.args.k_means || softcap == 0.f, "means of K can be left out of scores without softcap only");
     require(table >= 0 && rope >= 0, "a layer needs a table and a rope");
     layers_.push_back({std::move(attention_norm), std::move(mlp_norm), std::move(q_norm), std::move(k_norm),
-                       std::move(post_attention_norm), std::move(post_mlp_norm), eps, scale, softcap, window, gate_of(gate), &qkv,
+                       std::move(post_attention_norm), std::move(post_mlp_norm), eps, scale, softcap, window, mlp_gate_of(gate), &qkv,
                        &output, &gate_up, &down, &kv, table, rope});
   }
 
@@ -65,18 +69,17 @@ struct LayerCall {
   AttentionArgs attention;
 };
 
-inline LayerCall layer_call(const DecoderLayer& layer, const nb::list& tables, const nb::list& ropes, const F2& hidden, const F3& q,
-                            const F3& attended) {
-  require(static_cast<size_t>(layer.table) < tables.size() && 2 * static_cast<size_t>(layer.rope) + 1 < ropes.size(),
-          "a layer's table or rope is not among those of the step");
-  BatchView& batch = nb::cast<BatchView&>(tables[layer.table]);
+// ropes: cos, sin, cos, sin ...; who calls keeps them as long as the call is used.
+inline LayerCall layer_call(const DecoderLayer& layer, const std::vector<BatchView*>& tables, const std::vector<CF2>& ropes,
+                            const F2& hidden, const F3& q, const F3& attended) {
+  const size_t table = static_cast<size_t>(layer.table), rope = 2 * static_cast<size_t>(layer.rope);
+  require(table < tables.size() && rope + 1 < ropes.size(), "a layer's table or rope is not among those of the step");
+  BatchView& batch = *tables[table];
   require(hidden.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
   require(hidden.shape(1) == static_cast<size_t>(layer.qkv->weights.num_inputs), "hidden must have num_inputs columns");
-  const CF2 cos = nb::cast<CF2>(ropes[2 * layer.rope]), sin = nb::cast<CF2>(ropes[2 * layer.rope + 1]);
-  LayerCall call{&layer, rope_args(batch, cos, sin, *layer.kv, q, layer.q_norm, layer.k_norm, layer.eps),
+  LayerCall call{&layer, rope_args(batch, ropes[rope], ropes[rope + 1], *layer.kv, q, layer.q_norm, layer.k_norm, layer.eps),
                  attention_args(CF3(q), batch, *layer.kv, layer.scale, attended, layer.kv->args.head_dim)};
-  require(static_cast<size_t>(layer.qkv->weights.num_outputs) == qkv_width(call.input), "qkv must give (heads + 2 * kv heads) * head_dim numbers");
-  require(static_cast<size_t>(layer.output->weights.num_inputs) == attended.shape(1) * attended.shape(2), "output must take what heads give");
+  require(static_cast<size_t>(layer.output->weights.num_inputs) == q.shape(1) * q.shape(2), "q must have the heads that output takes");
   call.attention.window = layer.window;
   call.attention.softcap = layer.softcap;
   return call;

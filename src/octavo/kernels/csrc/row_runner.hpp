@@ -114,10 +114,7 @@ class RowRunner {
       table.linear(pool, {&up, x, inner, count, false, scratch, true});
     } else {
       table.linear(pool, {&up, x, wide, count, false, scratch, false});
-      if (work.gate == Gate::silu)
-        table.silu_mul(pool, wide, count, last.num_inputs, inner);
-      else
-        table.gated_activation(pool, wide, work.gate, 0.f, count, last.num_inputs, inner);
+      table.gated_activation(pool, wide, work.gate, 0.f, count, last.num_inputs, inner);
     }
     table.linear(pool, {&last, inner, out, count, accumulate, scratch, false});
   }
