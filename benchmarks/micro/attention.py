@@ -43,6 +43,9 @@ class Result:
     achieved: float  # GB/s or G multiply-adds/s, of the best
     limit: float  # the same, the best probe of this run; of one thread for clock "processor"
     unit: str
+    # Of decode, the median of rounds: what was achieved against a probe just before it. A shared machine's memory is
+    # twice as fast in one minute as in another, and the best of each may be from different ones. Else None.
+    share_of_probe: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class Runner:
         self.prober = Prober(ops.num_threads)
         self.reads: list[float] = []
         self.times: dict[tuple[Case, str], list[float]] = {}
+        self.shares: dict[tuple[Case, str], list[float]] = {}
 
     def run(self, case: Case, pool: Pool, round_index: int) -> None:
         """One measurement. A prefill takes one layer, and its time counts for all."""
@@ -148,10 +152,16 @@ class Runner:
         batch = pool.batch([case.context] * case.num_sequences, rows)
         q, out = (array[: rows * case.num_sequences] for array in (pool.q, pool.out))
         layers = [pool.layers[round_index % NUM_LAYERS]] if case.is_prefill else pool.layers
+        probe = 0.0 if case.is_prefill else self.prober.read_gb_s(128, 1)
         start = now()
         for layer in layers:
             self.ops.paged_attention(q, batch, layer, SCALE, out)
-        self.times.setdefault((case, pool.kv_format), []).append((now() - start) * NUM_LAYERS / len(layers))
+        seconds = (now() - start) * NUM_LAYERS / len(layers)
+        self.times.setdefault((case, pool.kv_format), []).append(seconds)
+        if not case.is_prefill:
+            self.reads.append(probe)
+            read = _bytes_read(case, pool.bytes_per_token) / seconds / 1e9
+            self.shares.setdefault((case, pool.kv_format), []).append(read / probe)
 
     def results(self, bytes_per_token: dict[str, int]) -> list[Result]:
         probe = self.prober.measure()
@@ -163,11 +173,18 @@ class Runner:
                 macs = case.context * (case.context + 1) / 2 * NUM_HEADS * HEAD_DIM * 2 * NUM_LAYERS
                 achieved, limit, unit = macs / best / 1e9, probe.bf16_gmac_s if is_dot else probe.f32_gmac_s, "GMAC/s"
             else:
-                read = case.num_sequences * case.context * bytes_per_token[kv_format] * NUM_LAYERS
-                achieved, limit, unit = read / best / 1e9, max(*self.reads, probe.read_gb_s), "GB/s"
-            median = statistics.median(times)
-            found.append(Result(case.name, kv_format, self.clock, best * 1e3, median * 1e3, achieved, limit, unit))
+                read = _bytes_read(case, bytes_per_token[kv_format])
+                achieved, limit, unit = read / best / 1e9, max([*self.reads, probe.read_gb_s]), "GB/s"
+            median, shares = statistics.median(times), self.shares.get((case, kv_format))
+            share = statistics.median(shares) if shares else None
+            found.append(
+                Result(case.name, kv_format, self.clock, best * 1e3, median * 1e3, achieved, limit, unit, share)
+            )
         return found
+
+
+def _bytes_read(case: Case, bytes_per_token: int) -> int:
+    return case.num_sequences * case.context * bytes_per_token * NUM_LAYERS
 
 
 def main() -> None:
@@ -187,7 +204,6 @@ def main() -> None:
     pools = [Pool(kv_format, not arguments.ordered) for kv_format in arguments.kv_formats.split(",")]
     for round_index in range(arguments.rounds):
         for runner in runners:
-            runner.reads.append(runner.prober.read_gb_s(128, 1))
             for case in CASES:
                 for pool in pools:
                     if arguments.only in case.name:
@@ -199,6 +215,7 @@ def main() -> None:
             f"{found.name:14s} {found.kv_format:9s} {found.clock:9s} best {found.milliseconds_best:9.3f} ms, median "
             f"{found.milliseconds:9.3f}  {found.achieved:6.1f} of {found.limit:6.1f} {found.unit} = "
             f"{found.achieved / found.limit:4.0%}"
+            + ("" if found.share_of_probe is None else f", {found.share_of_probe:4.0%} in the median round")
         )
     if arguments.json:
         arguments.json.write_text(json.dumps(report(runners[0], results, arguments.rounds), indent=2) + "\n")
