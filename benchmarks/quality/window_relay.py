@@ -46,7 +46,7 @@ class ImposedWindow(NativeOps):
         self._imposed = window
 
     def decoder_layers(self, layers: Any, kv_layers: Any, count: int, rows: DecoderRows) -> None:
-        run_layers(self, layers[:count], kv_layers[:count], rows)
+        run_layers(self, layers, kv_layers, count, rows)
 
     def paged_attention(self, *given: Any, window: int = 0, **options: Any) -> None:
         super().paged_attention(*given, window=window or self._imposed, **options)

@@ -121,7 +121,7 @@ def queries_of(folder: Path, ids: list[int]) -> list[np.ndarray]:
 
     class Listening(NativeOps):
         def decoder_layers(self, layers: Any, kv_layers: Any, count: int, rows: DecoderRows) -> None:
-            run_layers(self, layers[:count], kv_layers[:count], rows)
+            run_layers(self, layers, kv_layers, count, rows)
 
         def paged_attention(self, q: np.ndarray, *args: Any, **more: Any) -> None:
             found.append(q.copy())

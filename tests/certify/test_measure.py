@@ -90,7 +90,7 @@ class LyingOps:
         return getattr(self._ops, name)
 
     def decoder_layers(self, layers: Any, kv_layers: Any, count: int, rows: DecoderRows) -> None:
-        run_layers(cast(Ops, self), layers[:count], kv_layers[:count], rows)
+        run_layers(cast(Ops, self), layers, kv_layers, count, rows)
 
     def paged_attention(self, q: F32, batch: object, kv: object, scale: float, out: F32, **more: object) -> None:
         self._ops.paged_attention(q, batch, kv, scale, out, **more)  # type: ignore[arg-type]

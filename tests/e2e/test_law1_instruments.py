@@ -98,7 +98,7 @@ class WrappedOps:
         self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
     ) -> None:
         if self.breaks or self.forgets_to_write >= 0:
-            run_layers(cast(Ops, self), layers[:count], kv_layers[:count], rows)
+            run_layers(cast(Ops, self), layers, kv_layers, count, rows)
             return
         self.num_written += count * len(rows.hidden)
         self.ops.decoder_layers(layers, kv_layers, count, rows)

@@ -182,7 +182,7 @@ def run(
     if is_fused:
         ops.decoder_layers(layers, kv_layers, count, given)
     else:
-        run_layers(ops, layers[:count], kv_layers[:count], given)
+        run_layers(ops, layers, kv_layers, count, given)
     return LayersRun(given.hidden, pools)
 
 
@@ -226,7 +226,7 @@ def test_other_layers_and_other_places_are_noticed() -> None:
         written = blocks.tobytes()
         blocks.fill(0)
         apart = rows_of(3, rope_table())
-        run_layers(alone, layers, kv_layers, apart)
+        run_layers(alone, layers, kv_layers, 3, apart)
         assert fused.hidden.tobytes() == apart.hidden.tobytes()
         assert written == blocks.tobytes()
 

@@ -29,7 +29,7 @@ class Apart(NativeOps):
     def decoder_layers(
         self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
     ) -> None:
-        run_layers(self, layers[:count], kv_layers[:count], rows)
+        run_layers(self, layers, kv_layers, count, rows)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

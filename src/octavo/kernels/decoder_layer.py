@@ -12,9 +12,12 @@ import numpy as np
 from octavo.kernels.ops import DecoderLayer, DecoderRows, KVLayer, Ops
 
 
-def run_layers(ops: Ops, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], rows: DecoderRows) -> None:
-    """As `Ops.decoder_layers`."""
-    for layer, kv in zip(layers, kv_layers, strict=True):
+def run_layers(
+    ops: Ops, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
+) -> None:
+    """As `Ops.decoder_layers`, and fit to be that method of a class."""
+    assert count <= len(layers) == len(kv_layers)
+    for layer, kv in zip(layers[:count], kv_layers[:count], strict=True):
         ops.attention_input(rows.hidden, layer.attention, rows.batch, rows.ropes[layer.rope], kv, rows.q)
         finish_layer(ops, layer, kv, rows)
 

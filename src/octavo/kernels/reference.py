@@ -181,8 +181,7 @@ class ReferenceOps:
     def decoder_layers(
         self, layers: Sequence[DecoderLayer], kv_layers: Sequence[KVLayer], count: int, rows: DecoderRows
     ) -> None:
-        assert count <= len(layers)
-        run_layers(self, layers[:count], kv_layers[:count], rows)
+        run_layers(self, layers, kv_layers, count, rows)
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         for sequence, row, position in _rows(batch):

@@ -1,4 +1,4 @@
-// act(gate) * up, where gate and up lie side by side. SiLU has a file of its own.
+// act(gate) * up, where gate and up lie side by side. Without a choice of act, SiLU has an operation of its own (silu_mul.cpp).
 #include "exp_lanes.hpp"
 #include "ops.hpp"
 #include "row_map.hpp"

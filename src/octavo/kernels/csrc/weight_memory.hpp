@@ -1,5 +1,5 @@
 // Memory for packed weights: pieces of large chunks, for which the system is asked for huge pages. A step reads all of
-// them once, and with pages of 4 KiB looking up where they lie costs 3 to 7% of it (docs/lab-log.md).
+// them once, and with pages of 4 KiB looking up where they lie costs 3 to 6% of it (docs/lab-log.md).
 #pragma once
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -46,7 +46,7 @@ struct WeightPiece {
   void* data;
 };
 
-// Hands out pieces one behind the other. It keeps no chunk alive itself.
+// Hands out pieces one behind the other, to who holds the GIL. It keeps no chunk alive itself.
 class WeightMemory {
  public:
   WeightPiece take(size_t bytes) {
