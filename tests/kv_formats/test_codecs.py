@@ -91,11 +91,13 @@ def test_where_a_number_lies_in_a_bf16_tile() -> None:
 
 
 def test_where_a_number_lies_in_tiles_of_codes() -> None:
-    """8 bits: fours of dimensions (K) or tokens (V); 4 bits: V [4][head_dim / 32][16][4], two to a byte."""
+    """8 bits: fours of dimensions (K) or tokens (V), and int8's scales between those of K and V; 4 bits: V
+    [4][head_dim / 32][16][4], two to a byte."""
     x = np.random.default_rng(2).standard_normal((16, 64), dtype=np.float32)
-    codes, _ = int8.encode(x)
-    k = tile_of("int8", "k", x)[:1024].reshape(16, 4, 2, 4, 2)
-    v = tile_of("int8", "v", x)[:1024].reshape(4, 4, 4, 2, 4, 2)
+    codes, scales = int8.encode(x)
+    k_tile, v_tile = tile_of("int8", "k", x), tile_of("int8", "v", x)
+    np.testing.assert_array_equal([k_tile[1024:].view(np.uint16), v_tile[:32].view(np.uint16)], [scales, scales])
+    k, v = k_tile[:1024].reshape(16, 4, 2, 4, 2), v_tile[32:].reshape(4, 4, 4, 2, 4, 2)
     small, _, _ = k8v4.encode(x)
     v4 = tile_of("k8v4", "v", x)[:512].reshape(4, 2, 16, 4)
     for token in (0, 5, 15):

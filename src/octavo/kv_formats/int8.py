@@ -1,7 +1,8 @@
 """K and V as 8-bit integers with one bfloat16 scale for each token and head, made from the token alone.
 
 scale = bfloat16(largest absolute value / 127); code = value / scale, to the nearest, ties to even, within -127 to 127.
-A tile: codes as in `quads`, then the 16 scales. A vector with a NaN or an infinity gets a NaN for its scale.
+A K tile: codes as in `quads`, then the 16 scales; a V tile: the 16 scales, then the codes. So the scales of both lie
+beside each other, and codes begin at lines of memory. A vector with a NaN or an infinity gets a NaN for its scale.
 What comes here of K and V is turned already (`hadamard`); of latents it is not.
 """
 
@@ -48,8 +49,8 @@ def write_k(tile: U8, slot: int, k: F32) -> None:
 def write_v(tile: U8, slot: int, v: F32) -> None:
     """v [n, head_dim] of tokens slot, slot + 1, ... into the bytes of a V tile."""
     codes, scales = encode(v)
-    quads.write_v(tile[:-SCALES_BYTES], slot, codes)
-    tile[-SCALES_BYTES:].view(np.uint16)[slot : slot + len(v)] = scales
+    quads.write_v(tile[SCALES_BYTES:], slot, codes)
+    tile[:SCALES_BYTES].view(np.uint16)[slot : slot + len(v)] = scales
 
 
 def decode_k(tile: U8) -> F32:
@@ -59,4 +60,4 @@ def decode_k(tile: U8) -> F32:
 
 def decode_v(tile: U8) -> F32:
     """The bytes of a V tile -> [16, head_dim]."""
-    return decode(quads.read_v(tile[:-SCALES_BYTES]), tile[-SCALES_BYTES:].view(np.uint16))
+    return decode(quads.read_v(tile[SCALES_BYTES:]), tile[:SCALES_BYTES].view(np.uint16))

@@ -8,13 +8,14 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 OCTAVO_INLINE __m512bh load_pairs(const void* p) { return (__m512bh)_mm512_loadu_si512(p); }
-OCTAVO_INLINE __m512bh set1_pair(uint32_t pair) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(pair)); }
+OCTAVO_INLINE __m512i set1_word(uint32_t word) { return _mm512_set1_epi32(static_cast<int>(word)); }
+OCTAVO_INLINE __m512bh set1_pair(uint32_t pair) { return (__m512bh)set1_word(pair); }
 OCTAVO_INLINE F16 dot(F16 sum, __m512bh a, __m512bh b) { return {_mm512_dpbf16_ps(sum.v, a, b)}; }
 
 template <int kMaxDim>
 struct Bf16DotTiles {
   static constexpr int kQueryWords = kMaxDim / 2;  // between two rows of packed queries: pairs of dimensions
-  static constexpr int kRowLimit = kMaxRows;
+  static constexpr int kRowLimit = kMaxRows, kSums = kAccumulators;
   static constexpr int kItemBytes = 2;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
@@ -53,25 +54,28 @@ struct Bf16DotTiles {
 
   static constexpr int kWeighTiles = 2;  // weighed together
 
-  // Weights 2^(score - max) of all rows as bf16 pairs, for two tiles, and their sums: as rounded, or with scales before
-  // those are multiplied in.
+  // Weights 2^(score - max) of a row as bf16 pairs, for two tiles, and their sums: as rounded, or with scales before those
+  // are multiplied in.
+  OCTAVO_INLINE void weigh_row(SpanBuffers& buffers, int row, int tile, bool is_first, float max_score, const float* scales) {
+    const float* scores = buffers.scores[row] + tile * 16;
+    const F16 largest = set1(max_score), sum = is_first ? zero() : load(buffers.sums[row]);
+    const F16 low = rounded_exp2(sub(load(scores), largest));
+    const F16 high = rounded_exp2(sub(load(scores + 16), largest));
+    __m512i pairs;
+    if (scales) {
+      pairs = (__m512i)_mm512_cvtne2ps_pbh(mul(high, load(scales + tile * 16 + 16)).v, mul(low, load(scales + tile * 16)).v);
+      store(buffers.sums[row], add(sum, add(low, high)));
+    } else {  // as a product of pairs with ones, which adds the second first
+      pairs = (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
+      const __m512i first = _mm512_maskz_slli_epi32(0xffff, pairs, 16), second = _mm512_and_si512(pairs, set1_word(0xffff0000u));
+      store(buffers.sums[row], add(add(sum, {_mm512_castsi512_ps(second)}), {_mm512_castsi512_ps(first)}));
+    }
+    _mm512_store_si512(buffers.weight_pairs[row] + tile * 8, pairs);
+  }
+
   template <int kRows>
   OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* max_scores, const float* scales) {
-    for (int r = 0; r < kRows; r++) {
-      const float* scores = buffers.scores[r] + tile * 16;
-      const F16 largest = set1(max_scores[r]), sum = is_first ? zero() : load(buffers.sums[r]);
-      const F16 low = rounded_exp2(sub(load(scores), largest));
-      const F16 high = rounded_exp2(sub(load(scores + 16), largest));
-      __m512bh pairs;
-      if (scales) {
-        pairs = _mm512_cvtne2ps_pbh(mul(high, load(scales + tile * 16 + 16)).v, mul(low, load(scales + tile * 16)).v);
-        store(buffers.sums[r], add(sum, add(low, high)));
-      } else {
-        pairs = _mm512_cvtne2ps_pbh(high.v, low.v);
-        store(buffers.sums[r], dot(sum, pairs, set1_pair(0x3f803f80u)));
-      }
-      _mm512_store_si512(buffers.weight_pairs[r] + tile * 8, (__m512i)pairs);
-    }
+    for (int r = 0; r < kRows; r++) weigh_row(buffers, r, tile, is_first, max_scores[r], scales);
   }
 
   // As in attention_widened.hpp, two keys at a time.
@@ -82,21 +86,30 @@ struct Bf16DotTiles {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
-    for (int tile = first_tile; tile < num_tiles; tile++) {
-      if (kWeigh && (tile % 2 == 0 || tile == first_tile))
-        weigh<kRows>(buffers, tile / 2 * 2, tile == first_tile, max_scores, scales);
-      const uint8_t* value = v[tile] + column * 64;
-      for (int word = 0; word < kTileTokens / 2; word++, value += head_dim * 4) {
-        __m512bh x[kVectors];
-        for (int c = 0; c < kVectors; c++) {
-          x[c] = load_pairs(value + c * 64);
-          if (kPrefetch) prefetch_line(next[tile - first_tile], word * (head_dim / 16) + column + c);
-        }
-        for (int r = 0; r < kRows; r++) {
-          const __m512bh weight = set1_pair(buffers.weight_pairs[r][tile * 8 + word]);
-          for (int c = 0; c < kVectors; c++) sum[r][c] = dot(sum[r][c], weight, x[c]);
-        }
+    // Many rows are weighed one by one while the values of the two tiles before are added up: in units that those leave idle.
+    constexpr bool kOneByOne = kRows > 4;
+    const int second = first_tile / 2 * 2 + 2;
+    if (kWeigh && kOneByOne) {
+      weigh<kRows>(buffers, second - 2, true, max_scores, scales);
+      if (first_tile % 2 && second < num_tiles) weigh<kRows>(buffers, second, false, max_scores, scales);  // one tile has not time for all rows
+    }
+    const unsigned first = static_cast<unsigned>(first_tile) * 8, end = static_cast<unsigned>(num_tiles) * 8;
+    for (unsigned word = first; word < end; word++) {
+      const int pair = static_cast<int>(word / 16 * 2);
+      if (kWeigh && !kOneByOne && (word % 16 == 0 || word == first)) weigh<kRows>(buffers, pair, pair < second, max_scores, scales);
+      const unsigned line = word % 8 * static_cast<unsigned>(head_dim / 16) + static_cast<unsigned>(column);
+      const uint8_t* value = v[word / 8] + line * 64;
+      __m512bh x[kVectors];
+      for (int c = 0; c < kVectors; c++) {
+        x[c] = load_pairs(value + c * 64);
+        if (kPrefetch) prefetch_line(next[(word - first) / 8], static_cast<int>(line) + c);
       }
+      for (int r = 0; r < kRows; r++) {
+        const __m512bh weight = set1_pair(buffers.weight_pairs[r][word]);
+        for (int c = 0; c < kVectors; c++) sum[r][c] = dot(sum[r][c], weight, x[c]);
+      }
+      if (kWeigh && kOneByOne && word % 16 < kRows && pair >= first_tile && pair + 2 < num_tiles)
+        weigh_row(buffers, static_cast<int>(word % 16), pair + 2, false, max_scores[word % 16], scales);
     }
     store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares);
   }

@@ -22,6 +22,9 @@ struct CodeDotTiles {
   static constexpr bool kPairsOfV = kFormat == KVFormat::k8v4;
   static constexpr int kQueryWords = Pairs::kQueryWords, kWeighTiles = Pairs::kWeighTiles;
   static constexpr int kRowLimit = 4;  // more, and the widened lines would be made too often
+  // Few vectors beside each other: V is then read in steps of two lines, which the processor does not take for a stream
+  // that it would ask for beyond the tile's end.
+  static constexpr int kSums = 8;
 
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
@@ -30,17 +33,23 @@ struct CodeDotTiles {
     F16 sum[kRows][kTiles];
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
-    for (int line = 0; line < head_dim / 4; line++) {
-      __m512i key[kTiles][2];
-      for (int t = 0; t < kTiles; t++) {
-        codes.widen(k[t] + line * 64, key[t][0], key[t][1]);
-        if (kPrefetch) prefetch_line(next[t], line);
-        if (kPrefetch && kPairsOfV && line < head_dim / 8 + 2) prefetch_line(next[t], head_dim / 4 + line);  // V after K
-      }
-      for (int half = 0; half < 2; half++) {
-        for (int r = 0; r < kRows; r++) {
-          const __m512bh x = set1_pair(q[r * kQueryWords + 2 * line + half]);
-          for (int t = 0; t < kTiles; t++) sum[r][t] = dot(sum[r][t], (__m512bh)key[t][half], x);
+    const int lines = head_dim / 4;
+    for (int base = 0; base < lines; base += 4) {
+      const uint8_t* ask = next[base * kTiles / lines];  // half a tile after the other, as memory likes it
+      const int ask_line = base * kTiles % lines;
+#pragma GCC unroll 4
+      for (int line = base; line < base + 4; line++) {
+        __m512i key[kTiles][2];
+        for (int t = 0; t < kTiles; t++) {
+          codes.widen(k[t] + line * 64, key[t][0], key[t][1]);
+          if (kPrefetch) prefetch_line(ask, ask_line + (line - base) * kTiles + t);
+          if (kPrefetch && kPairsOfV && line < head_dim / 8 + 2) prefetch_line(next[t], head_dim / 4 + line);  // V after K
+        }
+        for (int half = 0; half < 2; half++) {
+          for (int r = 0; r < kRows; r++) {
+            const __m512bh x = set1_pair(q[r * kQueryWords + 2 * line + half]);
+            for (int t = 0; t < kTiles; t++) sum[r][t] = dot(sum[r][t], (__m512bh)key[t][half], x);
+          }
         }
       }
     }

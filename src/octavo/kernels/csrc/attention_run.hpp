@@ -210,7 +210,7 @@ void set_next(const TileLayout& layout, const TileRange& next, int count, bool w
     for (int i = 0; i < 2 * count; i++) to[i] = i < count && i < next.count() ? next.at[next.first + i] : nothing;
   } else {
     for (int i = 0; i < 2 * count; i++)
-      to[i] = i / 2 < next.count() ? next.at[next.first + i / 2] + i % 2 * layout.v_offset : nothing;
+      to[i] = i / 2 < next.count() ? next.at[next.first + i / 2] + i % 2 * layout.v_codes : nothing;
   }
 }
 
@@ -271,7 +271,7 @@ void run_span(const Work& work, const Piece& piece, int span, const TileRange& r
   } else {
     for (int i = range.first; i < range.end; i++) {
       tiles.k[i] = range.at[i];
-      tiles.v[i] = range.at[i] + work.layout.v_offset;
+      tiles.v[i] = range.at[i] + work.layout.v_codes;
     }
   }
   bool ask = next && !Form::kPrefetches;

@@ -14,8 +14,8 @@ constexpr int kMaxRows = 6, kAccumulators = 6;
 constexpr int kMaxRows = 3, kAccumulators = 3;
 #endif
 
-// Vectors beside each other for `rows` rows: 1, 2 or 4, as registers allow. Never a question of bits.
-constexpr int vectors_for(int rows) { return 4 * rows <= kAccumulators ? 4 : 2 * rows <= kAccumulators ? 2 : 1; }
+// Vectors beside each other for `rows` rows: 1, 2 or 4, with that many sums at most. Never a question of bits.
+constexpr int vectors_for(int rows, int sums) { return 4 * rows <= sums ? 4 : 2 * rows <= sums ? 2 : 1; }
 
 // As reduce_add and reduce_max (the same tree of lanes), without a way through memory.
 #if defined(__AVX512F__)
@@ -76,17 +76,15 @@ OCTAVO_INLINE F16 weight_exp2(F16 x) {
 }
 
 #if defined(__AVX512F__)
-// 2^x for x <= 0, NaN for NaN, for weights that are then rounded to bf16: degree 3, relative error 7.5e-5; below 2^-125
-// exactly 0; 2^0 is exactly 1. Few steps of the units that multiply: the whole part is added to the exponent's bits.
+// 2^x for x <= 0, NaN for NaN, for weights that are then rounded to bf16: degree 3, relative error 7.5e-5; from -200 on
+// exactly 0; 2^0 is exactly 1. All but the three multiply-adds runs beside those on AMD's processors, whose units that
+// multiply bf16 pairs are the ones that compare.
 OCTAVO_INLINE F16 rounded_exp2(F16 x) {
-  const __m512 magic = _mm512_set1_ps(12582912.f);  // 1.5 * 2^23: sums with it end in units
-  const __mmask16 keep = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-125.f), _CMP_NLT_UQ);  // also a NaN
-  const __m512 shifted = _mm512_add_ps(x.v, magic);
-  const F16 f = sub(x, {_mm512_sub_ps(shifted, magic)});
+  x = max(set1(-200.f), x);  // in this order, as in weight_exp2
+  const F16 n = round_nearest(x), f = sub(x, n);
   F16 y = fma(set1(0.0551716649f), f, set1(0.242611122f));
   y = fma(fma(y, f, set1(0.693260986f)), f, set1(1.f));
-  const __m512i power = _mm512_maskz_slli_epi32(0xffff, _mm512_castps_si512(shifted), 23);
-  return {_mm512_castsi512_ps(_mm512_maskz_add_epi32(keep, _mm512_castps_si512(y.v), power))};
+  return scale_by_power(y, n);
 }
 #endif
 

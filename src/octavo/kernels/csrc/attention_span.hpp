@@ -80,15 +80,19 @@ OCTAVO_INLINE float mask_scores(const SpanKeys& keys, int row, float* scores) {
   if (seen < 16) store(last, first_lanes(load(last), nothing, seen));
   if (kWeighTiles > 1 && keys.first_tile % 2) store(scores + (keys.first_tile - 1) * 16, nothing);
   if (kWeighTiles > 1 && keys.num_tiles % 2) store(scores + keys.num_tiles * 16, nothing);
-  F16 largest = set1(kLowestScore);
-  for (int i = keys.first_tile; i < keys.num_tiles; i++) largest = max(load(scores + i * 16), largest);  // skips a NaN
-  return max_lanes(largest);
+  F16 largest[4];
+  for (F16& part : largest) part = set1(kLowestScore);
+  int tile = keys.first_tile;
+  for (; tile + 4 <= keys.num_tiles; tile += 4)
+    for (int i = 0; i < 4; i++) largest[i] = max(load(scores + (tile + i) * 16), largest[i]);  // skips a NaN
+  for (; tile < keys.num_tiles; tile++) largest[0] = max(load(scores + tile * 16), largest[0]);
+  return max_lanes(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
 }
 
 template <class Tiles, int kRows, bool kPrefetch, bool kScaled>
 static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
                                                    const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
-  constexpr int kWide = vectors_for(kRows);
+  constexpr int kWide = vectors_for(kRows, Tiles::kSums);
   const float *k_scales = kScaled ? tiles.k_scales : nullptr, *v_scales = kScaled ? tiles.v_scales : nullptr;
   const uint8_t *const *k = tiles.k, *const *v = tiles.v, *const *next = tiles.next;
   const int first = keys.first_tile, num_tiles = keys.num_tiles;

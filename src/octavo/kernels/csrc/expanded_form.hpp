@@ -31,14 +31,14 @@ struct ExpandedForm {
     const size_t tile_bytes = static_cast<size_t>(kTileTokens) * rule.k_dim * 2;
     for (int i = range.first; i < range.end; i++) {
       tiles.k[i] = range.at[i];
-      tiles.v[i] = range.at[i] + layout.v_offset;
+      tiles.v[i] = range.at[i] + layout.v_codes;
       if constexpr (kFormat == KVFormat::k8v4) {
         expand_v4(tiles.v[i], rule.v_dim, nullptr, room.v + i * tile_bytes);
         tiles.v[i] = room.v + i * tile_bytes;
       }
     }
     if constexpr (kScaled) {
-      for (int i = next.first; i < next.end; i++) __builtin_prefetch(next.at[i] + layout.bytes - 1, 0, 2);  // scales of V
+      for (int i = next.first; i < next.end; i++) prefetch_line(next.at[i] + kTileTokens * rule.k_dim, 0);  // scales
       set_scales(layout, range, rule.k_dim, room, tiles);
     }
   }
@@ -51,7 +51,7 @@ struct ExpandedForm {
     for (int i = range.first; i < range.end; i++) {
       expand_scales(range.at[i] + kTileTokens * head_dim, room.k_scales + i * kTileTokens);
       if (kFormat == KVFormat::int8)
-        expand_scales(range.at[i] + layout.v_offset + kTileTokens * head_dim, room.v_scales + i * kTileTokens);
+        expand_scales(range.at[i] + layout.v_offset, room.v_scales + i * kTileTokens);
     }
     tiles.k_scales = room.k_scales;
     if (kFormat == KVFormat::int8) tiles.v_scales = room.v_scales;
@@ -65,7 +65,7 @@ struct ExpandedForm {
     for (int i = range.first; i < range.end; i++) {
       const int ahead = i - range.first;
       const uint8_t* k_next = next && ahead < next->count() ? next->at[next->first + ahead] : nullptr;
-      const uint8_t *k = range.at[i], *v = k + layout.v_offset, *v_next = k_next ? k_next + layout.v_offset : nullptr;
+      const uint8_t *k = range.at[i], *v = k + layout.v_codes, *v_next = k_next ? k_next + layout.v_codes : nullptr;
       uint8_t *to_k = room.k + i * tile_bytes, *to_v = room.v + i * tile_bytes;
       if constexpr (kFormat == KVFormat::int4) expand_k4(k, rule.k_dim, k_next, to_k);
       else expand_k(codes, k, rule.k_dim, k_next, to_k);

@@ -210,10 +210,10 @@ static inline void encode_v(KVFormat format, const float* v, int head_dim, int s
     std::memcpy(tile + head_dim * 8 + 2 * kTileTokens + slot * 2, &minimum, 2);
   } else {  // [4][head_dim / 16][4][2][4][2]
     const bool scaled = to_codes(format, v, head_dim, codes, &scale);
-    uint8_t* to = tile + slot / 4 * head_dim * 4 + slot % 4 / 2 * 8 + slot % 2;
+    uint8_t* to = tile + v_codes_offset(format) + slot / 4 * head_dim * 4 + slot % 4 / 2 * 8 + slot % 2;
     for (int d = 0; d < head_dim; d += 4)
       for (int i = 0; i < 4; i++) to[d * 4 + i * 2] = codes[d + i];
-    if (scaled) std::memcpy(tile + head_dim * kTileTokens + slot * 2, &scale, 2);
+    if (scaled) std::memcpy(tile + slot * 2, &scale, 2);
   }
 }
 

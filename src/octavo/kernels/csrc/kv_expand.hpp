@@ -118,7 +118,7 @@ OCTAVO_INLINE void expand_v(const CodeLines<kSigned> codes, const uint8_t* tile,
   }
 }
 
-// The 16 scales behind a tile's codes.
+// The 16 scales of a tile.
 OCTAVO_INLINE void expand_scales(const uint8_t* bits, float* out) { store(out, widen_bf16(bits)); }
 
 alignas(64) static const float kCodesOf4[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

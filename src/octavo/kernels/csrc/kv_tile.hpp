@@ -7,12 +7,12 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 struct TileLayout {
-  int64_t v_offset, bytes;
+  int64_t v_offset, v_codes, bytes;  // where the V tile begins, and where its numbers do
 };
 
 static inline TileLayout tile_layout(const KVLayerArgs& kv) {
   const int64_t k_bytes = k_tile_bytes(kv.format, kv.head_dim);
-  return {k_bytes, k_bytes + (kv.is_latent ? 0 : v_tile_bytes(kv.format, kv.head_dim))};
+  return {k_bytes, k_bytes + v_codes_offset(kv.format), k_bytes + (kv.is_latent ? 0 : v_tile_bytes(kv.format, kv.head_dim))};
 }
 
 // First tile of one KV head in a block; the block's other tiles of this head follow each other.
