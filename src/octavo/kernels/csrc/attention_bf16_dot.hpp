@@ -93,23 +93,24 @@ struct Bf16DotTiles {
       weigh<kRows>(buffers, second - 2, true, max_scores, scales);
       if (first_tile % 2 && second < num_tiles) weigh<kRows>(buffers, second, false, max_scores, scales);  // one tile has not time for all rows
     }
-    const unsigned first = static_cast<unsigned>(first_tile) * 8, end = static_cast<unsigned>(num_tiles) * 8;
-    for (unsigned word = first; word < end; word++) {
-      const int pair = static_cast<int>(word / 16 * 2);
-      if (kWeigh && !kOneByOne && (word % 16 == 0 || word == first)) weigh<kRows>(buffers, pair, pair < second, max_scores, scales);
-      const unsigned line = word % 8 * static_cast<unsigned>(head_dim / 16) + static_cast<unsigned>(column);
-      const uint8_t* value = v[word / 8] + line * 64;
-      __m512bh x[kVectors];
-      for (int c = 0; c < kVectors; c++) {
-        x[c] = load_pairs(value + c * 64);
-        if (kPrefetch) prefetch_line(next[(word - first) / 8], static_cast<int>(line) + c);
+    for (int tile = first_tile; tile < num_tiles; tile++) {
+      const int pair = tile / 2 * 2;
+      if (kWeigh && !kOneByOne && (tile == pair || tile == first_tile)) weigh<kRows>(buffers, pair, pair < second, max_scores, scales);
+      const bool weighs_next = kWeigh && kOneByOne && pair >= first_tile && pair + 2 < num_tiles;
+      const uint8_t* value = v[tile] + column * 64;
+      for (int word = 0; word < kTileTokens / 2; word++, value += head_dim * 4) {
+        __m512bh x[kVectors];
+        for (int c = 0; c < kVectors; c++) {
+          x[c] = load_pairs(value + c * 64);
+          if (kPrefetch) prefetch_line(next[tile - first_tile], word * (head_dim / 16) + column + c);
+        }
+        for (int r = 0; r < kRows; r++) {
+          const __m512bh weight = set1_pair(buffers.weight_pairs[r][tile * 8 + word]);
+          for (int c = 0; c < kVectors; c++) sum[r][c] = dot(sum[r][c], weight, x[c]);
+        }
+        const int row = tile % 2 * 8 + word;
+        if (weighs_next && row < kRows) weigh_row(buffers, row, pair + 2, false, max_scores[row], scales);
       }
-      for (int r = 0; r < kRows; r++) {
-        const __m512bh weight = set1_pair(buffers.weight_pairs[r][word]);
-        for (int c = 0; c < kVectors; c++) sum[r][c] = dot(sum[r][c], weight, x[c]);
-      }
-      if (kWeigh && kOneByOne && word % 16 < kRows && pair >= first_tile && pair + 2 < num_tiles)
-        weigh_row(buffers, static_cast<int>(word % 16), pair + 2, false, max_scores[word % 16], scales);
     }
     store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares);
   }
