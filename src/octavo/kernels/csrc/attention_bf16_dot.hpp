@@ -15,7 +15,8 @@ OCTAVO_INLINE F16 dot(F16 sum, __m512bh a, __m512bh b) { return {_mm512_dpbf16_p
 template <int kMaxDim>
 struct Bf16DotTiles {
   static constexpr int kQueryWords = kMaxDim / 2;  // between two rows of packed queries: pairs of dimensions
-  static constexpr int kRowLimit = kMaxRows, kSums = kAccumulators;
+  static constexpr int kRowLimit = kMaxRows;
+  static constexpr int vectors_for(int rows) { return vectors_that_fit(rows); }
   static constexpr int kItemBytes = 2;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {

@@ -22,9 +22,8 @@ struct CodeDotTiles {
   static constexpr bool kPairsOfV = kFormat == KVFormat::k8v4;
   static constexpr int kQueryWords = Pairs::kQueryWords, kWeighTiles = Pairs::kWeighTiles;
   static constexpr int kRowLimit = 4;  // more, and the widened lines would be made too often
-  // Few vectors beside each other: V is then read in steps of two lines, which the processor does not take for a stream
-  // that it would ask for beyond the tile's end.
-  static constexpr int kSums = 8;
+  // V is read in steps of two lines, which the processor does not take for a stream that goes on beyond the tile's end.
+  static constexpr int vectors_for(int) { return 2; }
 
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,

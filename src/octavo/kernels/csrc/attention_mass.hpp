@@ -66,7 +66,7 @@ MassWork plan_mass(const MassArgs& args) {
 template <class Tiles, int kRows>
 static __attribute__((noinline)) void score_rows(const SpanTiles& tiles, int num_tiles, const uint32_t* q, int head_dim,
                                                  float (*out)[kSpanKeys]) {
-  constexpr int kWide = vectors_for(kRows, Tiles::kSums);
+  constexpr int kWide = Tiles::vectors_for(kRows);
   int tile = 0;
   for (; tile + kWide <= num_tiles; tile += kWide)
     Tiles::template scores<kRows, kWide, false>(tiles.k + tile, tiles.next, q, head_dim, tiles.k_scales, out, tile * 16);

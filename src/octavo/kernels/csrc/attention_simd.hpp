@@ -14,8 +14,8 @@ constexpr int kMaxRows = 6, kAccumulators = 6;
 constexpr int kMaxRows = 3, kAccumulators = 3;
 #endif
 
-// Vectors beside each other for `rows` rows: 1, 2 or 4, with that many sums at most. Never a question of bits.
-constexpr int vectors_for(int rows, int sums) { return 4 * rows <= sums ? 4 : 2 * rows <= sums ? 2 : 1; }
+// Vectors beside each other for `rows` rows: 1, 2 or 4, as registers allow. Never a question of bits.
+constexpr int vectors_that_fit(int rows) { return 4 * rows <= kAccumulators ? 4 : 2 * rows <= kAccumulators ? 2 : 1; }
 
 // As reduce_add and reduce_max (the same tree of lanes), without a way through memory.
 #if defined(__AVX512F__)

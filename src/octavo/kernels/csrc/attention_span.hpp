@@ -92,7 +92,7 @@ OCTAVO_INLINE float mask_scores(const SpanKeys& keys, int row, float* scores) {
 template <class Tiles, int kRows, bool kPrefetch, bool kScaled>
 static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
                                                    const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
-  constexpr int kWide = vectors_for(kRows, Tiles::kSums);
+  constexpr int kWide = Tiles::vectors_for(kRows);
   const float *k_scales = kScaled ? tiles.k_scales : nullptr, *v_scales = kScaled ? tiles.v_scales : nullptr;
   const uint8_t *const *k = tiles.k, *const *v = tiles.v, *const *next = tiles.next;
   const int first = keys.first_tile, num_tiles = keys.num_tiles;
