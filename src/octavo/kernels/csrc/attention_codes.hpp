@@ -21,7 +21,7 @@ struct CodeDotTiles {
   static constexpr bool kSigned = kFormat == KVFormat::int8 || kFormat == KVFormat::k8v4;
   static constexpr bool kPairsOfV = kFormat == KVFormat::k8v4;
   static constexpr int kQueryWords = Pairs::kQueryWords, kWeighTiles = Pairs::kWeighTiles;
-  static constexpr int kRowLimit = 4;  // more, and the widened lines would be made too often
+  static constexpr int kRowLimit = 8;  // one block of rows; for several, tiles are made once for all of them
   // V is read in steps of two lines, which the processor does not take for a stream that goes on beyond the tile's end.
   static constexpr int vectors_for(int) { return 2; }
 

@@ -141,13 +141,15 @@ struct PairTable {
 #endif
 #endif
 
-  // of sixteen words, in which bits `shift` to `shift` + 3 and 8 bits further up are codes
+  // of sixteen words, in which bits `shift` (0, 4, 16 or 20) to `shift` + 3 and 8 bits further up are codes
   OCTAVO_INLINE void look_up(const PairTable& table, const uint8_t* words, int shift, uint8_t* to) {
 #if defined(__AVX512BW__)
-    const __m512i code = _mm512_maskz_srl_epi32(0xffff, _mm512_loadu_si512(words), _mm_cvtsi32_si128(shift));
-    const __m512i even = _mm512_and_si512(code, _mm512_set1_epi32(0xf));
-    const __m512i odd = _mm512_maskz_slli_epi32(0xffff, _mm512_and_si512(code, _mm512_set1_epi32(0xf00)), 8);
-    const __m512i index = _mm512_or_si512(_mm512_or_si512(even, odd), _mm512_set1_epi32(0x100000));
+    const __m128i first = _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1);  // bytes 0 and 1 of words
+    const __m128i order = shift < 16 ? first : _mm_add_epi8(first, _mm_set1_epi16(2));
+    __m512i code = _mm512_loadu_si512(words);
+    if (shift % 8) code = _mm512_maskz_srli_epi16(0xffffffffu, code, 4);
+    code = _mm512_maskz_shuffle_epi8(~__mmask64{0}, code, _mm512_maskz_broadcast_i32x4(0xffff, order));
+    const __m512i index = _mm512_ternarylogic_epi32(code, _mm512_set1_epi32(0xf000f), _mm512_set1_epi32(0x100000), 0xea);  // a & b | c
     _mm512_storeu_si512(to, _mm512_maskz_permutexvar_epi16(0xffffffffu, index, table.all()));
 #else
     uint16_t* bits = reinterpret_cast<uint16_t*>(to);
@@ -177,6 +179,7 @@ static inline void expand_k4(const uint8_t* tile, int head_dim, const uint8_t* n
   for (int octet = 0; octet < head_dim / 8; octet++) {
     if (next) prefetch_line(next, octet);
     if (next && octet % 2) prefetch_line(next, head_dim / 8 + octet / 2);
+#pragma GCC unroll 4
     for (int pair = 0; pair < 4; pair++)
       PairTable::look_up(pair_table(scales, minima, octet * 8 + 2 * pair), tile + octet * 64, 16 * (pair % 2) + 4 * (pair / 2),
                          out + (octet * 4 + pair) * 64);
@@ -188,12 +191,14 @@ static inline void expand_v4(const uint8_t* tile, int head_dim, const uint8_t* n
   alignas(64) float scales[kTileTokens], minima[kTileTokens];
   expand_scales(tile + head_dim * 8, scales);
   expand_scales(tile + head_dim * 8 + 2 * kTileTokens, minima);
+#pragma GCC unroll 8
   for (int pair = 0; pair < kTileTokens / 2; pair++) {
     const PairTable table = pair_table(scales, minima, 2 * pair);
     for (int d = 0; d < head_dim; d += 32) {
       const int at = pair / 2 * head_dim * 2 + d * 2;
       if (next && pair % 2 == 0) prefetch_line(next, at / 64);
       uint8_t* to = out + (static_cast<size_t>(pair) * head_dim + d) * 4;
+#pragma GCC unroll 2
       for (int half = 0; half < 2; half++) PairTable::look_up(table, tile + at, 16 * (pair % 2) + 4 * half, to + half * 64);
     }
   }
