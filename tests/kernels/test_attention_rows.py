@@ -22,7 +22,7 @@ from tests.kernels.paged_case import (
     random_sequence,
 )
 
-SHAPES = [(2, 2, 48), (9, 3, 64), (8, 2, 32), (7, 1, 64), (8, 1, 80)]
+SHAPES = [(2, 2, 48), (9, 3, 64), (8, 2, 32), (7, 1, 64), (8, 1, 80), (12, 1, 32)]
 NUM_TOKENS = 601
 
 

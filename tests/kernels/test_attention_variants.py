@@ -74,6 +74,22 @@ def test_a_row_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
         assert_same_bits(attend(four, pool, [Piece(sequence, row, row + 1)], options=options)[0], expected[row])
 
 
+@pytest.mark.parametrize("window", [40, 300])
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8_e4m3", "int8", "k8v4"])
+@pytest.mark.parametrize("num_heads", [5, 7, 12])
+@instruction_sets
+def test_many_query_heads_of_a_kv_head_have_the_same_bits_in_every_chunk(
+    instruction_set: str, num_heads: int, kv_format: str, window: int
+) -> None:
+    geometry, options = Geometry(num_heads, 1, 64, kv_format), Options(window=window)
+    pool = Pool(geometry, 40)
+    sequence = pool.add(*random_sequence(geometry, 400, seed=9))
+    ops = NativeOps(2, instruction_set)
+    expected = decode(ops, pool, sequence, options)
+    for chunk in (2, 30, 400):
+        assert_same_bits(attend_in_chunks(ops, pool, sequence, chunk, options), expected)
+
+
 @pytest.mark.parametrize("window", [100, 1000])
 @few_cases
 def test_few_rows_of_a_long_context_are_cut_along_the_keys(instruction_set: str, kv_format: str, window: int) -> None:

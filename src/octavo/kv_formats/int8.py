@@ -1,8 +1,8 @@
 """K and V as 8-bit integers with one bfloat16 scale for each token and head, made from the token alone.
 
 scale = bfloat16(largest absolute value / 127); code = value / scale, to the nearest, ties to even, within -127 to 127.
-A K tile: codes as in `quads`, then the 16 scales; a V tile: the 16 scales, then the codes. So the scales of both lie
-beside each other, and codes begin at lines of memory. A vector with a NaN or an infinity gets a NaN for its scale.
+A K tile: codes as in `quads`, then the 16 scales; a V tile: the 16 scales, then the codes. So the scales of a pair
+lie beside each other, and its codes begin at lines of memory. A vector with a NaN or an infinity gets a NaN for its scale.
 What comes here of K and V is turned already (`hadamard`); of latents it is not.
 """
 

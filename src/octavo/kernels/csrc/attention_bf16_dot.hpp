@@ -66,7 +66,7 @@ struct Bf16DotTiles {
     if (scales) {
       pairs = (__m512i)_mm512_cvtne2ps_pbh(mul(high, load(scales + tile * 16 + 16)).v, mul(low, load(scales + tile * 16)).v);
       store(buffers.sums[row], add(sum, add(low, high)));
-    } else {  // as a product of pairs with ones, which adds the second first
+    } else {  // the bits of dot(sum, pairs, ones), which adds the second first
       pairs = (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v);
       const __m512i first = _mm512_maskz_slli_epi32(0xffff, pairs, 16), second = _mm512_and_si512(pairs, set1_word(0xffff0000u));
       store(buffers.sums[row], add(add(sum, {_mm512_castsi512_ps(second)}), {_mm512_castsi512_ps(first)}));
@@ -87,16 +87,18 @@ struct Bf16DotTiles {
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
-    // Many rows are weighed one by one while the values of the two tiles before are added up: in units that those leave idle.
+    // Many rows are weighed one by one while the values of the two tiles before are added up: in units that products leave idle.
     constexpr bool kOneByOne = kRows > 4;
-    const int second = first_tile / 2 * 2 + 2;
+    static_assert(kRows <= kTileTokens, "a pair of tiles has a place for each row");
+    const int second_pair = first_tile / 2 * 2 + 2;
     if (kWeigh && kOneByOne) {
-      weigh<kRows>(buffers, second - 2, true, max_scores, scales);
-      if (first_tile % 2 && second < num_tiles) weigh<kRows>(buffers, second, false, max_scores, scales);  // one tile has not time for all rows
+      weigh<kRows>(buffers, second_pair - 2, true, max_scores, scales);
+      if (first_tile % 2 && second_pair < num_tiles)  // an odd first tile has no time for all rows
+        weigh<kRows>(buffers, second_pair, false, max_scores, scales);
     }
     for (int tile = first_tile; tile < num_tiles; tile++) {
       const int pair = tile / 2 * 2;
-      if (kWeigh && !kOneByOne && (tile == pair || tile == first_tile)) weigh<kRows>(buffers, pair, pair < second, max_scores, scales);
+      if (kWeigh && !kOneByOne && (tile == pair || tile == first_tile)) weigh<kRows>(buffers, pair, pair < second_pair, max_scores, scales);
       const bool weighs_next = kWeigh && kOneByOne && pair >= first_tile && pair + 2 < num_tiles;
       const uint8_t* value = v[tile] + column * 64;
       for (int word = 0; word < kTileTokens / 2; word++, value += head_dim * 4) {

@@ -21,7 +21,7 @@ struct CodeDotTiles {
   static constexpr bool kSigned = kFormat == KVFormat::int8 || kFormat == KVFormat::k8v4;
   static constexpr bool kPairsOfV = kFormat == KVFormat::k8v4;
   static constexpr int kQueryWords = Pairs::kQueryWords, kWeighTiles = Pairs::kWeighTiles;
-  static constexpr int kRowLimit = 8;  // one block of rows; for several, tiles are made once for all of them
+  static constexpr int kRowLimit = 8;  // of 12 rows, or of several blocks, tiles are made once for all
   // V is read in steps of two lines, which the processor does not take for a stream that goes on beyond the tile's end.
   static constexpr int vectors_for(int) { return 2; }
 
@@ -34,7 +34,7 @@ struct CodeDotTiles {
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
     const int lines = head_dim / 4;
     for (int base = 0; base < lines; base += 4) {
-      const uint8_t* ask = next[base * kTiles / lines];  // half a tile after the other, as memory likes it
+      const uint8_t* ask = next[base * kTiles / lines];  // one after the other, as memory likes it
       const int ask_line = base * kTiles % lines;
 #pragma GCC unroll 4
       for (int line = base; line < base + 4; line++) {

@@ -202,8 +202,8 @@ TileRange take_ahead(const Work& work, Ahead& ahead, int most) {
   return found;
 }
 
-// What of `next` is to be asked for while `count` tiles are computed: half tiles in the order of addresses, or whole tiles
-// (or K tiles without V) while scores are computed and nothing after that.
+// What of `next` is to be asked for while `count` tiles are computed: half tiles in the order of addresses (without
+// scales between them, which their form asks for), or whole tiles (or K tiles without V) while scores are computed and nothing after that.
 void set_next(const TileLayout& layout, const TileRange& next, int count, bool whole_tiles, const uint8_t* nothing,
               const uint8_t** to) {
   if (whole_tiles) {

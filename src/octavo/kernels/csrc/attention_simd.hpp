@@ -76,9 +76,9 @@ OCTAVO_INLINE F16 weight_exp2(F16 x) {
 }
 
 #if defined(__AVX512F__)
-// 2^x for x <= 0, NaN for NaN, for weights that are then rounded to bf16: degree 3, relative error 7.5e-5; from -200 on
-// exactly 0; 2^0 is exactly 1. All but the three multiply-adds runs beside those on AMD's processors, whose units that
-// multiply bf16 pairs are the ones that compare.
+// 2^x for x <= 0, NaN for NaN, for weights that are then rounded to bf16: degree 3, relative error 7.5e-5; below 2^-126
+// denormals, which that rounding makes 0, and 0 from -200 on; 2^0 is exactly 1. No comparison makes a mask: on AMD's
+// processors the units that multiply bf16 pairs do those, as they do the three multiply-adds; the rest runs beside them.
 OCTAVO_INLINE F16 rounded_exp2(F16 x) {
   x = max(set1(-200.f), x);  // in this order, as in weight_exp2
   const F16 n = round_nearest(x), f = sub(x, n);

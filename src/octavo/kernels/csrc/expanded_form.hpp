@@ -38,7 +38,7 @@ struct ExpandedForm {
       }
     }
     if constexpr (kScaled) {
-      for (int i = next.first; i < next.end; i++) prefetch_line(next.at[i] + kTileTokens * rule.k_dim, 0);  // scales
+      for (int i = next.first; kFormat == KVFormat::int8 && i < next.end; i++) prefetch_line(next.at[i] + kTileTokens * rule.k_dim, 0);  // scales
       set_scales(layout, range, rule.k_dim, room, tiles);
     }
   }
@@ -66,6 +66,7 @@ struct ExpandedForm {
       const int ahead = i - range.first;
       const uint8_t* k_next = next && ahead < next->count() ? next->at[next->first + ahead] : nullptr;
       const uint8_t *k = range.at[i], *v = k + layout.v_codes, *v_next = k_next ? k_next + layout.v_codes : nullptr;
+      if (kFormat == KVFormat::int8 && k_next) prefetch_line(k_next + kTileTokens * rule.k_dim, 0);  // scales
       uint8_t *to_k = room.k + i * tile_bytes, *to_v = room.v + i * tile_bytes;
       if constexpr (kFormat == KVFormat::int4) expand_k4(k, rule.k_dim, k_next, to_k);
       else expand_k(codes, k, rule.k_dim, k_next, to_k);

@@ -43,8 +43,8 @@ static inline int64_t k_tile_bytes(KVFormat format, int head_dim) {
   }
 }
 
-// In int8, V's scales lie before its codes and so beside those of K: the codes of both begin at a line of memory.
-constexpr int64_t v_codes_offset(KVFormat format) { return format == KVFormat::int8 ? 2 * kTileTokens : 0; }
+// In int8, V's scales lie before its codes and so beside those of K: the codes of both, in a pair, begin at a line of memory.
+static constexpr int64_t v_codes_offset(KVFormat format) { return format == KVFormat::int8 ? 2 * kTileTokens : 0; }
 
 static inline int64_t v_tile_bytes(KVFormat format, int head_dim) {
   if (has_v4(format)) return int64_t{kTileTokens} * head_dim / 2 + 4 * kTileTokens;

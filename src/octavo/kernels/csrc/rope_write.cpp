@@ -104,15 +104,16 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
   }
 }
 
-// A token of 16 bits a number writes a few bytes in each line of a K tile.
+// A token writes a few bytes in each line of a K tile, and in those of V of its pair (16 bits a number) or its four (8 bits).
 void ask_for_token(const RopeWriteArgs& args, int sequence, int, int position) {
   const KVLayerArgs& kv = args.kv;
   if (has_tail(kv.format)) return;
   const TileLayout layout = tile_layout(kv);
+  const int parts = is_fp8(kv.format) || kv.format == KVFormat::int8 ? 4 : 8;
+  const int64_t v_bytes = (layout.bytes - layout.v_codes) / parts, v_slot = layout.v_codes + position % kTileTokens * parts / kTileTokens * v_bytes;
   for (int head = 0; head < kv.num_kv_heads; head++) {
     const uint8_t* tile = tile_at(kv, layout, args.batch, sequence, position, head);
     for (int64_t line = 0; line < layout.v_offset; line += 64) __builtin_prefetch(tile + line, 1, 2);
-    const int64_t v_bytes = (layout.bytes - layout.v_offset) / 8, v_slot = layout.v_offset + position % kTileTokens / 2 * v_bytes;
     for (int64_t line = 0; line < v_bytes; line += 64) __builtin_prefetch(tile + v_slot + line, 1, 2);
   }
 }
