@@ -2,8 +2,8 @@
 
 scale = bfloat16(largest absolute value / 127); code = value / scale, to the nearest, ties to even, within -127 to 127.
 A K tile: codes as in `quads`, then the 16 scales; a V tile: the 16 scales, then the codes. So the scales of a pair
-lie beside each other, and its codes begin at lines of memory. A vector with a NaN or an infinity gets a NaN for its scale.
-What comes here of K and V is turned already (`hadamard`); of latents it is not.
+lie beside each other, and its codes begin at lines of memory. A vector with a NaN or an infinity gets a NaN for its
+scale. What comes here of K and V is turned already (`hadamard`); of latents it is not.
 """
 
 from __future__ import annotations
