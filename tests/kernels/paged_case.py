@@ -56,9 +56,14 @@ def holds(kv_format: str, head_dim: int) -> bool:
     return head_dim % FORMAT_BYTES[kv_format].dim_step == 0
 
 
-def tolerance(instruction_set: str, kv_format: str) -> float:
-    """Where bf16 pairs are multiplied, q and the weights are rounded to 8 bits; elsewhere everything is f32."""
-    return 3e-2 if instruction_set == "avx512_bf16" and kv_format not in ("f32", "f16") else 1e-5
+def tolerance(instruction_set: str, kv_format: str, *, is_latent: bool = False) -> float:
+    """Where bf16 pairs are multiplied, q and the weights are rounded to bf16; elsewhere everything is f32.
+
+    Pairs of int8 are multiplied as whole numbers there, with one scale for a query (test_byte_attention.py).
+    """
+    if instruction_set != "avx512_bf16" or kv_format in ("f32", "f16"):
+        return 1e-5
+    return 6e-2 if kv_format == "int8" and not is_latent else 3e-2
 
 
 @dataclass(frozen=True)

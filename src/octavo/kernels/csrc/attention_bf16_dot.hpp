@@ -17,6 +17,8 @@ struct Bf16DotTiles {
   static constexpr int kQueryWords = kMaxDim / 2;  // between two rows of packed queries: pairs of dimensions
   static constexpr int kRowLimit = kMaxRows;
   static constexpr int vectors_for(int rows) { return vectors_that_fit(rows); }
+  static constexpr int value_vectors_for(int rows) { return vectors_for(rows); }
+  static constexpr bool kCutsV = true, kHasUnits = false;
   static constexpr int kItemBytes = 2;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
@@ -35,14 +37,13 @@ struct Bf16DotTiles {
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
     const int words = head_dim / 2;
     for (int base = 0; base < words; base += 4) {
-      const uint8_t* ask = next[base * kTiles / words];  // half a tile after the other, as memory likes it
-      const int line = base * kTiles % words;
+      const uint8_t* ask = line_to_ask(next, base * kTiles, words);
 #pragma GCC unroll 4
       for (int word = base; word < base + 4; word++) {
         __m512bh key[kTiles];
         for (int t = 0; t < kTiles; t++) {
           key[t] = load_pairs(k[t] + word * 64);
-          if (kPrefetch) prefetch_line(ask, line + (word - base) * kTiles + t);
+          if (kPrefetch) prefetch_line(ask, (word - base) * kTiles + t);
         }
         for (int r = 0; r < kRows; r++) {
           const __m512bh x = set1_pair(q[r * kQueryWords + word]);

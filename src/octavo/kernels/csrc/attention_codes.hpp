@@ -14,16 +14,17 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-// Of k8v4, V comes in tiles of bf16.
+// Of fp8 and k8v4, whose V comes in tiles of bf16.
 template <int kMaxDim, KVFormat kFormat>
 struct CodeDotTiles {
   using Pairs = Bf16DotTiles<kMaxDim>;
-  static constexpr bool kSigned = kFormat == KVFormat::int8 || kFormat == KVFormat::k8v4;
-  static constexpr bool kPairsOfV = kFormat == KVFormat::k8v4;
+  static constexpr bool kSigned = kFormat == KVFormat::k8v4, kPairsOfV = kSigned;
   static constexpr int kQueryWords = Pairs::kQueryWords, kWeighTiles = Pairs::kWeighTiles;
   static constexpr int kRowLimit = 8;  // of 12 rows, or of several blocks, tiles are made once for all
   // V is read in steps of two lines, which the processor does not take for a stream that goes on beyond the tile's end.
   static constexpr int vectors_for(int) { return 2; }
+  static constexpr int value_vectors_for(int) { return 2; }
+  static constexpr bool kCutsV = true, kHasUnits = false;
 
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
@@ -34,14 +35,13 @@ struct CodeDotTiles {
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
     const int lines = head_dim / 4;
     for (int base = 0; base < lines; base += 4) {
-      const uint8_t* ask = next[base * kTiles / lines];  // one after the other, as memory likes it
-      const int ask_line = base * kTiles % lines;
+      const uint8_t* ask = line_to_ask(next, base * kTiles, lines);
 #pragma GCC unroll 4
       for (int line = base; line < base + 4; line++) {
         __m512i key[kTiles][2];
         for (int t = 0; t < kTiles; t++) {
           codes.widen(k[t] + line * 64, key[t][0], key[t][1]);
-          if (kPrefetch) prefetch_line(ask, ask_line + (line - base) * kTiles + t);
+          if (kPrefetch) prefetch_line(ask, (line - base) * kTiles + t);
           if (kPrefetch && kPairsOfV && line < head_dim / 8 + 2) prefetch_line(next[t], head_dim / 4 + line);  // V after K
         }
         for (int half = 0; half < 2; half++) {

@@ -261,7 +261,7 @@ void run_span(const Work& work, const Piece& piece, int span, const TileRange& r
   if constexpr (Form::kReadsCodes) {
     RowBlock& block = space.blocks[0];
     if (next && piece.num_tokens == 1 && num_blocks == 1 && block.num_rows <= Form::CodeTiles::kRowLimit) {
-      Form::read_codes(work.args->kv, rule, range, *next, space.prepared, tiles);
+      Form::read_codes(work.args->kv, rule, range, space.prepared, tiles);
       set_next(work.layout, *next, range.count(), Form::kAsksForWholeTiles, nothing, tiles.next);
       return attend_span<typename Form::CodeTiles, true, Form::kScaled>(block, span, tiles, rule, *space.buffers, result_of(block, 0));
     }

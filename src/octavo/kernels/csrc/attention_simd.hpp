@@ -79,12 +79,12 @@ OCTAVO_INLINE F16 weight_exp2(F16 x) {
 // 2^x for x <= 0, NaN for NaN, for weights that are then rounded to bf16: degree 3, relative error 7.5e-5; below 2^-126
 // denormals, which that rounding makes 0, and 0 from -200 on; 2^0 is exactly 1. No comparison makes a mask: on AMD's
 // processors the units that multiply bf16 pairs do those, as they do the three multiply-adds; the rest runs beside them.
-OCTAVO_INLINE F16 rounded_exp2(F16 x) {
-  x = max(set1(-200.f), x);  // in this order, as in weight_exp2
+constexpr float kExp2Terms[5] = {-200.f, 0.0551716649f, 0.242611122f, 0.693260986f, 1.f};
+OCTAVO_INLINE F16 rounded_exp2(F16 x, const float* terms = kExp2Terms) {
+  x = max(set1(terms[0]), x);  // in this order, as in weight_exp2
   const F16 n = round_nearest(x), f = sub(x, n);
-  F16 y = fma(set1(0.0551716649f), f, set1(0.242611122f));
-  y = fma(fma(y, f, set1(0.693260986f)), f, set1(1.f));
-  return scale_by_power(y, n);
+  const F16 y = fma(set1(terms[1]), f, set1(terms[2]));
+  return scale_by_power(fma(fma(y, f, set1(terms[3])), f, set1(terms[4])), n);
 }
 #endif
 

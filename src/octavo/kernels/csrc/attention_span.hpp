@@ -92,7 +92,7 @@ OCTAVO_INLINE float mask_scores(const SpanKeys& keys, int row, float* scores) {
 template <class Tiles, int kRows, bool kPrefetch, bool kScaled>
 static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const SpanKeys& keys, const SpanRule& rule,
                                                    const uint32_t* q, SpanBuffers& buffers, SpanResult result) {
-  constexpr int kWide = Tiles::vectors_for(kRows);
+  constexpr int kWide = Tiles::vectors_for(kRows), kWideV = Tiles::value_vectors_for(kRows);
   const float *k_scales = kScaled ? tiles.k_scales : nullptr, *v_scales = kScaled ? tiles.v_scales : nullptr;
   const uint8_t *const *k = tiles.k, *const *v = tiles.v, *const *next = tiles.next;
   const int first = keys.first_tile, num_tiles = keys.num_tiles;
@@ -103,9 +103,12 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
     Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, k_scales, buffers.scores, tile * 16);
 
   alignas(64) float m[kLanes] = {}, l[kLanes] = {};
+  float wrong = 0.f;
+  if constexpr (Tiles::kHasUnits) wrong = Tiles::log_scales(first, num_tiles, v_scales, buffers.logs);
   for (int row = 0; row < kRows; row++) {
     if (rule.cap > 0.f) cap_scores(keys, rule.cap, buffers.scores[row]);
     m[row] = mask_scores<Tiles::kWeighTiles>(keys, row, buffers.scores[row]);
+    if constexpr (Tiles::kHasUnits) Tiles::set_units(buffers, row, first, num_tiles, m[row], wrong);
   }
   Shares shares;
   store(result.m, result.merge ? share_rows(load(result.m), load(m), shares) : load(m));
@@ -113,12 +116,12 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
   next += num_tiles - first;
   const Shares* merge = result.merge ? &shares : nullptr;
   const int num_vectors = rule.v_dim / 16;
-  int column = num_vectors < kWide ? 1 : kWide;
+  int column = num_vectors < kWideV ? 1 : kWideV;
 #define OCTAVO_VALUES(width, weigh, at) \
   Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, v_scales, rule.v_dim, at, result.o, merge)
-  if (column == kWide) OCTAVO_VALUES(kWide, true, 0);
+  if (column == kWideV) OCTAVO_VALUES(kWideV, true, 0);
   else OCTAVO_VALUES(1, true, 0);
-  for (; column + kWide <= num_vectors; column += kWide) OCTAVO_VALUES(kWide, false, column);
+  for (; column + kWideV <= num_vectors; column += kWideV) OCTAVO_VALUES(kWideV, false, column);
   for (; column < num_vectors; column++) OCTAVO_VALUES(1, false, column);
 #undef OCTAVO_VALUES
   for (int row = 0; row < kRows; row++) l[row] = sum_lanes(load(buffers.sums[row]));
@@ -199,9 +202,11 @@ static bool cut_edges(const SpanKeys& keys, int first, int last, int v_dim, cons
     if (tile >= keys.low_end && !(cut_last && tile == keys.num_tiles - 1)) continue;
     const int base = tile * kTileTokens;
     const TileCut cut = {keys.begin[first] - base, keys.end[last] - base, keys.begin[last] - base, keys.end[first] - base};
-    uint8_t* to = buffers.cut_tiles + static_cast<size_t>(num_cuts++) * v_dim * 64;
-    poisoned |= Tiles::cut_v(whole[tile], reinterpret_cast<uint32_t*>(to), v_dim, cut);
-    tiles.v[tile] = to;
+    if constexpr (Tiles::kCutsV) {
+      uint8_t* to = buffers.cut_tiles + static_cast<size_t>(num_cuts++) * v_dim * 64;
+      poisoned |= Tiles::cut_v(whole[tile], reinterpret_cast<uint32_t*>(to), v_dim, cut);
+      tiles.v[tile] = to;
+    }
     if (tiles.v_scales) poisoned |= cut_scales(buffers.v_scales + base, cut);
   }
   return poisoned;

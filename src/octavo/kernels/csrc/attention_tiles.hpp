@@ -15,12 +15,15 @@ struct SpanBuffers {
   alignas(64) float scores[kMaxRows][kSpanKeys];               // become the weights where those are f32
   alignas(64) uint32_t weight_pairs[kMaxRows][kSpanKeys / 2];  // weights as bf16, two keys to a word
   alignas(64) float sums[kMaxRows][16];                        // of the weights, lane by lane
+  // Where weights become whole numbers, for two tiles each: their unit, and the score of one unit. And log2 of V's scales.
+  alignas(64) float units[kMaxRows][16], begins[kMaxRows][16], logs[kSpanKeys];
 };
 
 // The tiles of a span, and what of the next one to ask the memory for meanwhile: half tiles in the order of addresses.
-// Tiles of formats with a scale for each token come with those: codes times scale is the value.
+// Tiles of formats with a scale for each token come with those: codes times scale is the value. Behind the last tiles there
+// is room for what is read after them (attention_int8_dot.hpp).
 struct SpanTiles {
-  const uint8_t *k[kSpanTiles], *v[kSpanTiles], *next[2 * kSpanTiles];
+  const uint8_t *k[kSpanTiles + 2], *v[kSpanTiles + 1], *next[2 * kSpanTiles];
   const float *k_scales, *v_scales;  // [kSpanKeys] or null
 };
 
@@ -34,9 +37,16 @@ OCTAVO_INLINE F16 merged(F16 old, F16 old_share, F16 span, F16 span_share) {
   return fma(span, span_share, mul(old, old_share));
 }
 
-// Stores sums of rows [kRows][kVectors], or merges them into what is there.
+// Half tiles are asked for one after the other, as memory likes it: where the `asked`-th of their lines is, of up to four.
+OCTAVO_INLINE const uint8_t* line_to_ask(const uint8_t* const* next, int asked, int lines) {
+  const int tile = (asked >= lines) + (asked >= 2 * lines) + (asked >= 3 * lines);  // a division takes longer than a line's products
+  return next[tile] + (asked - tile * lines) * 64;
+}
+
+// Stores sums of rows [kRows][kVectors] from first_row on, or merges them into what is there.
 template <int kRows, int kVectors>
-OCTAVO_INLINE void store_values(const F16 (&sum)[kRows][kVectors], float* out, int head_dim, const Shares* shares) {
+OCTAVO_INLINE void store_values(const F16 (&sum)[kRows][kVectors], float* out, int head_dim, const Shares* shares, int first_row = 0) {
+  out += first_row * head_dim;
   if (!shares) {
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) store(out + r * head_dim + c * 16, sum[r][c]);
@@ -44,7 +54,7 @@ OCTAVO_INLINE void store_values(const F16 (&sum)[kRows][kVectors], float* out, i
     for (int r = 0; r < kRows; r++) {
       float* to = out + r * head_dim;
       for (int c = 0; c < kVectors; c++)
-        store(to + c * 16, merged(load(to + c * 16), set1(shares->old[r]), sum[r][c], set1(shares->span[r])));
+        store(to + c * 16, merged(load(to + c * 16), set1(shares->old[first_row + r]), sum[r][c], set1(shares->span[first_row + r])));
     }
   }
 }

@@ -30,6 +30,8 @@ struct WidenedTiles {
   static constexpr int kQueryWords = kMaxDim;  // between two rows of packed queries: f32
   static constexpr int kRowLimit = kMaxRows;
   static constexpr int vectors_for(int rows) { return vectors_that_fit(rows); }
+  static constexpr int value_vectors_for(int rows) { return vectors_for(rows); }
+  static constexpr bool kCutsV = true, kHasUnits = false;
   static constexpr int kItemBytes = 4 / kPerWord;  // of a number in a tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {

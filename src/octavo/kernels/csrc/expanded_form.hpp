@@ -1,6 +1,7 @@
 // Tiles of small codes, made into bf16 tiles span by span (never a whole cache), and those of latents.
 #pragma once
 #include "attention_codes.hpp"
+#include "attention_int8_dot.hpp"
 #include "kv_expand.hpp"
 #include "latent_form.hpp"
 
@@ -16,17 +17,27 @@ using Bf16Arithmetic = WidenedTiles<Bf16Words, kMaxDim>;
 
 constexpr bool has_token_scales(KVFormat format) { return format == KVFormat::int8 || format == KVFormat::k8v4; }
 
+// The scales of a span's tokens, tile by tile. Of k8v4, V comes with its scales multiplied in.
+template <KVFormat kFormat>
+static void set_scales(const TileLayout& layout, const TileRange& range, int head_dim, const PreparedTiles& room, SpanTiles& tiles) {
+  for (int i = range.first; i < range.end; i++) {
+    expand_scales(range.at[i] + kTileTokens * head_dim, room.k_scales + i * kTileTokens);
+    if (kFormat == KVFormat::int8) expand_scales(range.at[i] + layout.v_offset, room.v_scales + i * kTileTokens);
+  }
+  tiles.k_scales = room.k_scales;
+  if (kFormat == KVFormat::int8) tiles.v_scales = room.v_scales;
+}
+
 // Pairs of K and V. The span that comes next is asked for tile by tile.
 template <KVFormat kFormat>
 struct ExpandedForm {
   using Tiles = Bf16Arithmetic<kMaxHeadDim>;
   static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kTails = has_tail(kFormat);
 #if OCTAVO_READS_CODES
-  static constexpr bool kReadsCodes = !kTails, kAsksForWholeTiles = kFormat == KVFormat::k8v4;
+  static constexpr bool kReadsCodes = !kTails && kFormat != KVFormat::int8, kAsksForWholeTiles = kFormat == KVFormat::k8v4;
   using CodeTiles = CodeDotTiles<kMaxHeadDim, kFormat>;
 
-  static void read_codes(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange& next,
-                         const PreparedTiles& room, SpanTiles& tiles) {
+  static void read_codes(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const PreparedTiles& room, SpanTiles& tiles) {
     const TileLayout layout = tile_layout(kv);
     const size_t tile_bytes = static_cast<size_t>(kTileTokens) * rule.k_dim * 2;
     for (int i = range.first; i < range.end; i++) {
@@ -37,25 +48,11 @@ struct ExpandedForm {
         tiles.v[i] = room.v + i * tile_bytes;
       }
     }
-    if constexpr (kScaled) {
-      for (int i = next.first; kFormat == KVFormat::int8 && i < next.end; i++) prefetch_line(next.at[i] + kTileTokens * rule.k_dim, 0);  // scales
-      set_scales(layout, range, rule.k_dim, room, tiles);
-    }
+    if constexpr (kScaled) set_scales<kFormat>(layout, range, rule.k_dim, room, tiles);
   }
 #else
   static constexpr bool kReadsCodes = false;
 #endif
-
-  static void set_scales(const TileLayout& layout, const TileRange& range, int head_dim, const PreparedTiles& room,
-                         SpanTiles& tiles) {
-    for (int i = range.first; i < range.end; i++) {
-      expand_scales(range.at[i] + kTileTokens * head_dim, room.k_scales + i * kTileTokens);
-      if (kFormat == KVFormat::int8)
-        expand_scales(range.at[i] + layout.v_offset, room.v_scales + i * kTileTokens);
-    }
-    tiles.k_scales = room.k_scales;
-    if (kFormat == KVFormat::int8) tiles.v_scales = room.v_scales;
-  }
 
   static void prepare(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange* next,
                       const PreparedTiles& room, SpanTiles& tiles) {
@@ -75,9 +72,33 @@ struct ExpandedForm {
       tiles.k[i] = to_k;
       tiles.v[i] = to_v;
     }
-    if constexpr (kScaled) set_scales(layout, range, rule.k_dim, room, tiles);
+    if constexpr (kScaled) set_scales<kFormat>(layout, range, rule.k_dim, room, tiles);
   }
 };
+
+#if OCTAVO_DOTS_INT8
+// Pairs of K and V in int8, which are computed with as they lie: only scales are prepared.
+struct Int8Form {
+  using Tiles = Int8DotTiles<kMaxHeadDim>;
+  static constexpr bool kPrepares = true, kPrefetches = false, kScaled = true, kReadsCodes = false, kTails = false;
+
+  static void prepare(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange* next,
+                      const PreparedTiles& room, SpanTiles& tiles) {
+    const TileLayout layout = tile_layout(kv);
+    for (int i = range.first; i < range.end; i++) {
+      tiles.k[i] = range.at[i];
+      tiles.v[i] = range.at[i] + layout.v_codes;
+    }
+    tiles.k[range.end] = tiles.v[range.first];
+    tiles.k[range.end + 1] = tiles.v[range.count() > 1 ? range.first + 1 : range.first];
+    tiles.v[range.end] = next && next->count() ? next->at[next->first] : tiles.k[range.first];
+    for (int i = next ? next->first : 0; next && i < next->end; i++) prefetch_line(next->at[i] + kTileTokens * rule.k_dim, 0);  // scales
+    set_scales<KVFormat::int8>(layout, range, rule.k_dim, room, tiles);
+  }
+};
+#else
+using Int8Form = ExpandedForm<KVFormat::int8>;
+#endif
 
 // Latents: K as pairs have it; V is made from the expanded K, with the same scales.
 template <KVFormat kFormat>

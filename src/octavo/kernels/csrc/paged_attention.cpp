@@ -16,7 +16,7 @@ auto with_form(KVFormat format, Visit&& visit) {
     case KVFormat::f16: return visit(PlainForm<WidenedTiles<F16Words, kMaxHeadDim>>{});
     case KVFormat::fp8_e4m3: return visit(ExpandedForm<KVFormat::fp8_e4m3>{});
     case KVFormat::fp8_e5m2: return visit(ExpandedForm<KVFormat::fp8_e5m2>{});
-    case KVFormat::int8: return visit(ExpandedForm<KVFormat::int8>{});
+    case KVFormat::int8: return visit(Int8Form{});
     case KVFormat::k8v4: return visit(ExpandedForm<KVFormat::k8v4>{});
     case KVFormat::int4: return visit(ExpandedForm<KVFormat::int4>{});
     default: return visit(PlainForm<WidenedTiles<F32Words, kMaxHeadDim>>{});

@@ -1,0 +1,107 @@
+"""Attention over int8 means what byte_attention.py says where bytes are multiplied, elsewhere what reference.py says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.kernels import byte_attention
+from octavo.kernels.native import NativeOps
+from octavo.kernels.reference import ReferenceOps
+from octavo.kv_formats import bf16, int8
+from tests.kernels.paged_case import (
+    INSTRUCTION_SETS,
+    Geometry,
+    Options,
+    Piece,
+    Pool,
+    Stored,
+    attend,
+    batch_of,
+    random_sequence,
+)
+
+MULTIPLIES_BYTES = "avx512_bf16"
+SHAPES = [(3, 3, 16), (4, 2, 48), (9, 3, 64), (8, 1, 128), (2, 1, 256), (12, 1, 32), (7, 1, 64)]
+
+
+def expected_of(pool: Pool, sequence: Stored, rows: range, options: Options) -> np.ndarray:
+    """[rows, num_heads, head_dim] in numpy, from the codes that the pool holds."""
+    geometry = pool.geometry
+    group = geometry.num_heads // geometry.num_kv_heads
+    scale = np.float32(geometry.head_dim**-0.5) * np.float32(1.44269504)
+    out = np.zeros((len(rows), geometry.num_heads, geometry.head_dim))
+    for head in range(geometry.num_heads):
+        stored = [int8.encode(x[head // group]) for x in (sequence.k, sequence.v)]
+        k, v = [(codes.view(np.int8), bf16.from_bits(bits)) for codes, bits in stored]
+        for i, row in enumerate(rows):
+            first = max(0, row - options.window + 1) if options.window else 0
+            seen = slice(row + 1)
+            out[i, head] = byte_attention.attend(
+                sequence.q[row, head] * scale, (k[0][seen], k[1][seen]), (v[0][seen], v[1][seen]), first
+            )
+    return out
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("window", [0, 200])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), SHAPES)
+def test_what_it_means(instruction_set: str, window: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    pool = Pool(Geometry(num_heads, num_kv_heads, head_dim, "int8"), 64)
+    q, k, v = random_sequence(pool.geometry, 530, seed=head_dim)
+    k[:, 0] *= 4  # one key that most of the weight goes to, as the first of a text is
+    v[:, 100:140] *= np.float32(1e-3)
+    sequence, rows, options = pool.add(q, k, v), range(515, 530), Options(window=window)
+    found = attend(NativeOps(2, instruction_set), pool, [Piece(sequence, rows[0], rows[-1] + 1)], options=options)
+    if instruction_set == MULTIPLIES_BYTES:
+        expected = expected_of(pool, sequence, rows, options)
+    else:
+        expected = np.zeros_like(found)
+        batch = batch_of([Piece(sequence, rows[0], rows[-1] + 1)])
+        scale = head_dim**-0.5
+        ReferenceOps().paged_attention(q[rows[0] :], batch, pool.kv, scale, expected, window=window)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_little_weights_keep_their_bits_beside_a_large_one() -> None:
+    """A key has 0.999 of the weight, 511 others share the rest: of those, only the 31 of its own unit are lost."""
+    rng = np.random.default_rng(3)
+    v = rng.integers(-127, 128, (512, 64)).astype(np.int8)
+    k = np.zeros((512, 64), np.int8)
+    k[0, 0] = 127
+    v[0] = 0
+    scales = np.full(512, 1 / 127, np.float32)
+    q = np.zeros(64, np.float32)
+    q[0] = np.log2(511 * 999)
+    found = byte_attention.attend(q, (k, scales), (v, scales))
+    weight, unit = 0.001 / 511, byte_attention.UNIT_KEYS
+    expected = weight * (v[unit:].astype(np.float64) / 127).sum(axis=0)
+    assert np.abs(found - expected).max() < 0.005 * np.abs(expected).max()
+    assert np.rint(255 * weight / 0.999) == 0  # what a single unit for all would leave of each
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_a_query_that_is_not_finite_gives_nan_to_its_row_alone(instruction_set: str, bad: float) -> None:
+    pool = Pool(Geometry(6, 2, 64, "int8"), 8)
+    q, k, v = random_sequence(pool.geometry, 40, seed=1)
+    sequence, ops = pool.add(q, k, v), NativeOps(2, instruction_set)
+    before = attend(ops, pool, [Piece(sequence, 0, 40)])
+    q[17, 3, 5] = bad
+    after = attend(ops, pool, [Piece(sequence, 0, 40)])
+    assert np.isnan(after[17, 3]).all()
+    after[17, 3] = before[17, 3]
+    assert np.array_equal(before.view(np.uint32), after.view(np.uint32))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-20, 1e20])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_values_of_any_size(instruction_set: str, size: float) -> None:
+    """V of zeros gives zeros; of small and large numbers, what the same numbers of size 1 give, times that."""
+    geometry = Geometry(6, 2, 64, "int8")
+    pool = Pool(geometry, 80)
+    q, k, v = random_sequence(geometry, 300, seed=2)
+    plain, scaled = pool.add(q, k, v), pool.add(q, k, v * np.float32(size))
+    ops = NativeOps(2, instruction_set)
+    first, second = (attend(ops, pool, [Piece(one, 250, 300)]) for one in (plain, scaled))
+    assert np.abs(second - first * np.float32(size)).max() <= 0.03 * size
