@@ -1,4 +1,4 @@
-"""Attention over int8 means what byte_attention.py says where bytes are multiplied, elsewhere what reference.py says."""
+"""Attention over int8 means what byte_attention.py says where bytes are multiplied, else what reference.py says."""
 
 from __future__ import annotations
 
