@@ -82,7 +82,9 @@ def test_scores_far_apart_and_far_from_zero(instruction_set: str, kv_format: str
         sequence = pool.add(q, changed, v)
         out = attend(NativeOps(2, instruction_set), pool, [Piece(sequence, 699, 700)], scale=1.0)
         expected = attention_f64(pool, sequence, 699, 1.0)
-        assert np.abs(out[0] - expected).max() < 1e-6
+        rounds_weights = instruction_set == "avx512_bf16" and kv_format in ("int8", "k8v4", "int4")
+        close = 2.0**-7 * np.abs(expected).max() if rounds_weights else 1e-6
+        assert np.abs(out[0] - expected).max() < close
         pool = Pool(geometry, 64)
 
 

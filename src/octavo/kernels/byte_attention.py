@@ -1,13 +1,16 @@
-"""In numpy, what attention over int8 K and V means on processors that multiply bytes and add them up in 32 bits.
+"""In numpy, what attention over K and V in codes means on processors that multiply bytes and add them up in 32 bits.
 
 A query is rounded to 8 bits with one scale; a score is a sum of products of codes, exact, times two scales. Of each 32
 keys at a multiple of 32, the weights times the scales of V are rounded to 8 bits in a unit of their own, a power of two
 that the largest of them gives: so keys of little weight keep their bits beside one of much. Spans of 256 keys are
-summed from scratch and merged, as everywhere. Processors without such products widen K and V to f32 (`reference.py`).
-It knows no layout of the kernels.
+summed from scratch and merged, as everywhere. Of V in 4 bits, codes count from the middle, code 8, and what that stands
+for is added apart. So is `int8` computed, `k8v4`, and the values of `int4`, whose scores are those of bf16. Processors
+without such products widen K and V to f32 (`reference.py`). It knows no layout of the kernels.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +25,19 @@ LEAST_EXPONENT = -110  # units of weights stay normal numbers
 _EXP2 = (0.0551716649, 0.242611122, 0.693260986, 1.0)  # 2^f, |f| <= 1/2: relative error 7.5e-5
 
 
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """K or V of tokens from position 0 on: scale * code + middle, where there are middles."""
+
+    codes: I8  # [n, head_dim]
+    scales: F32  # [n]
+    middles: F32 | None = None  # [n]
+
+    def __getitem__(self, tokens: slice) -> Codes:
+        middles = None if self.middles is None else self.middles[tokens]
+        return Codes(self.codes[tokens], self.scales[tokens], middles)
+
+
 def round_query(q: F32) -> tuple[I32, np.float32]:
     """q [head_dim] -> codes within -127 to 127, and what they are to be multiplied by."""
     most = np.abs(q).max()
@@ -32,29 +48,28 @@ def round_query(q: F32) -> tuple[I32, np.float32]:
     return np.rint(q * (np.float32(127) / most)).astype(np.int32), most / np.float32(127)
 
 
-def attend(q: F32, k: tuple[I8, F32], v: tuple[I8, F32], first: int = 0) -> F64:
+def attend(q: F32, k: Codes, v: Codes, first: int = 0) -> F64:
     """What one row of one head gets of keys `first` to n - 1: [head_dim].
 
-    q: times what scores are multiplied by, and log2(e); k and v: codes [n, head_dim] and scales [n] of all tokens from
-    position 0 on.
+    q: times what scores are multiplied by, and log2(e).
     """
     codes, factor = round_query(q)
-    scores = (k[0].astype(np.int32) @ codes).astype(np.float32) * (k[1] * factor)
+    scores = (k.codes.astype(np.int32) @ codes).astype(np.float32) * (k.scales * factor)
     scores[:first] = -np.inf
     most, total, values = np.float32(-np.inf), 0.0, np.zeros(len(q))
     for start in range(first // SPAN_KEYS * SPAN_KEYS, len(scores), SPAN_KEYS):
         span = slice(start, start + SPAN_KEYS)
-        m, part, added = _span(scores[span], v[0][span], v[1][span])
+        m, part, added = _span(scores[span], v[span])
         larger = max(most, m)
         old, new = 2.0 ** float(most - larger), 2.0 ** float(m - larger)
         most, total, values = larger, total * old + part * new, values * old + added * new
     return values / total
 
 
-def _span(scores: F32, codes: I8, scales: F32) -> tuple[np.float32, float, F64]:
+def _span(scores: F32, v: Codes) -> tuple[np.float32, float, F64]:
     """The largest score, the sum of the weights, and weights x V."""
-    most, total, values = scores.max(), 0.0, np.zeros(codes.shape[1])
-    bits = np.ascontiguousarray(scales, np.float32).view(np.int32).astype(np.float32)
+    most, total, values = scores.max(), 0.0, np.zeros(v.codes.shape[1])
+    bits = np.ascontiguousarray(v.scales, np.float32).view(np.int32).astype(np.float32)
     logs = (bits * 2.0**-23 + np.float64(np.float32(0.1 - 127))).astype(np.float32)  # at least log2, at most 0.1 more
     for start in range(0, len(scores), UNIT_KEYS):
         keys = slice(start, start + UNIT_KEYS)
@@ -63,7 +78,9 @@ def _span(scores: F32, codes: I8, scales: F32) -> tuple[np.float32, float, F64]:
         weights = _exp2(scores[keys] - (most + shift))
         unit = 2.0 ** float(shift)
         total += float(weights.sum(dtype=np.float64)) * unit
-        values += (np.rint(weights * scales[keys]) @ codes[keys].astype(np.float64)) * unit
+        values += (np.rint(weights * v.scales[keys]) @ v.codes[keys].astype(np.float64)) * unit
+        if v.middles is not None:
+            values += float(weights.astype(np.float64) @ v.middles[keys]) * unit
     return most, total, values
 
 

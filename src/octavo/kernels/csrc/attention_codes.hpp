@@ -14,11 +14,9 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-// Of fp8 and k8v4, whose V comes in tiles of bf16.
 template <int kMaxDim, KVFormat kFormat>
 struct CodeDotTiles {
   using Pairs = Bf16DotTiles<kMaxDim>;
-  static constexpr bool kSigned = kFormat == KVFormat::k8v4, kPairsOfV = kSigned;
   static constexpr int kQueryWords = Pairs::kQueryWords, kWeighTiles = Pairs::kWeighTiles;
   static constexpr int kRowLimit = 8;  // of 12 rows, or of several blocks, tiles are made once for all
   // V is read in steps of two lines, which the processor does not take for a stream that goes on beyond the tile's end.
@@ -29,7 +27,7 @@ struct CodeDotTiles {
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
                             const float* scales, float (*out)[kSpanKeys], int column) {
-    const CodeLines<kSigned> codes(code_table(kFormat));
+    const CodeLines<false> codes(code_table(kFormat));
     F16 sum[kRows][kTiles];
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++) sum[r][t] = zero();
@@ -42,7 +40,6 @@ struct CodeDotTiles {
         for (int t = 0; t < kTiles; t++) {
           codes.widen(k[t] + line * 64, key[t][0], key[t][1]);
           if (kPrefetch) prefetch_line(ask, (line - base) * kTiles + t);
-          if (kPrefetch && kPairsOfV && line < head_dim / 8 + 2) prefetch_line(next[t], head_dim / 4 + line);  // V after K
         }
         for (int half = 0; half < 2; half++) {
           for (int r = 0; r < kRows; r++) {
@@ -59,12 +56,7 @@ struct CodeDotTiles {
   OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
                             SpanBuffers& buffers, const float* max_scores, const float* scales, int head_dim, int column,
                             float* out, const Shares* shares) {
-    if constexpr (kPairsOfV) {
-      Pairs::template values<kRows, kVectors, false, kWeigh>(v, next, first_tile, num_tiles, buffers, max_scores, scales,
-                                                                 head_dim, column, out, shares);
-      return;
-    }
-    const CodeLines<kSigned> codes(code_table(kFormat));
+    const CodeLines<false> codes(code_table(kFormat));
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
@@ -91,7 +83,6 @@ struct CodeDotTiles {
 
   // Rows of one token see the same keys, so none is poisoned for some of them only. Code 0 is 0 in every format.
   static bool cut_v(const uint8_t* source, uint32_t* target, int head_dim, const TileCut& cut) {
-    if constexpr (kPairsOfV) return Pairs::cut_v(source, target, head_dim, cut);
     for (int quad = 0; quad < kTileTokens / 4; quad++) {
       alignas(16) uint8_t keep[16];
       for (int i = 0; i < 16; i++) keep[i] = cut.keeps(quad * 4 + i / 8 * 2 + i % 2) ? 0xff : 0;

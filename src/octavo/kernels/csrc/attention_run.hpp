@@ -17,7 +17,7 @@ namespace OCTAVO_ISA {
 template <class Arithmetic>
 struct PlainForm {
   using Tiles = Arithmetic;
-  static constexpr bool kPrepares = false, kPrefetches = false, kReadsCodes = false, kScaled = false, kTails = false;
+  static constexpr bool kPrepares = false, kPrefetches = false, kReadsCodes = false, kScaled = false, kTails = false, kAsksForWholeTiles = false;
 };
 
 namespace {
@@ -38,7 +38,7 @@ struct Carver {
 // Room for the tiles of a span, as a form's `prepare` makes them.
 struct PreparedTiles {
   uint8_t *k, *v;              // [kSpanTiles][16 * k_dim or v_dim * 4 bytes at most]
-  float *k_scales, *v_scales;  // [kSpanKeys]
+  float *k_scales, *v_scales, *v_middles;  // [kSpanKeys]
 };
 
 // The tiles of a span that rows see, where they lie: those from `first` to `end`.
@@ -87,6 +87,7 @@ ThreadSpace carve_thread(Carver& carver, const AttentionPlan& plan) {
     space.prepared.v = carver.take<uint8_t>(plan.rule.v_dim * item_bytes * kSpanKeys);
     space.prepared.k_scales = carver.take<float>(kSpanKeys);
     space.prepared.v_scales = carver.take<float>(kSpanKeys);
+    space.prepared.v_middles = carver.take<float>(kSpanKeys);
   }
   if (carver.base) space.buffers->cut_tiles = cut_tiles;
   return space;
@@ -257,11 +258,11 @@ void run_span(const Work& work, const Piece& piece, int span, const TileRange& r
   const SpanRule& rule = work.plan.rule;
   const uint8_t* nothing = reinterpret_cast<const uint8_t*>(space.q);
   SpanTiles tiles;
-  tiles.k_scales = tiles.v_scales = nullptr;
+  tiles.k_scales = tiles.v_scales = tiles.v_middles = nullptr;
   if constexpr (Form::kReadsCodes) {
     RowBlock& block = space.blocks[0];
     if (next && piece.num_tokens == 1 && num_blocks == 1 && block.num_rows <= Form::CodeTiles::kRowLimit) {
-      Form::read_codes(work.args->kv, rule, range, space.prepared, tiles);
+      Form::read_codes(work.args->kv, range, tiles);
       set_next(work.layout, *next, range.count(), Form::kAsksForWholeTiles, nothing, tiles.next);
       return attend_span<typename Form::CodeTiles, true, Form::kScaled>(block, span, tiles, rule, *space.buffers, result_of(block, 0));
     }
@@ -281,7 +282,7 @@ void run_span(const Work& work, const Piece& piece, int span, const TileRange& r
     const SpanResult result = result_of(block, i);
     if constexpr (!Form::kPrefetches) {
       if (ask) {
-        set_next(work.layout, *next, range.count(), work.args->kv.is_latent, nothing, tiles.next);
+        set_next(work.layout, *next, range.count(), Form::kAsksForWholeTiles, nothing, tiles.next);
         attend_span<typename Form::Tiles, true, Form::kScaled>(block, span, tiles, rule, *space.buffers, result);
         ask = false;
         continue;

@@ -104,7 +104,10 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
 
   alignas(64) float m[kLanes] = {}, l[kLanes] = {};
   float wrong = 0.f;
-  if constexpr (Tiles::kHasUnits) wrong = Tiles::log_scales(first, num_tiles, v_scales, buffers.logs);
+  if constexpr (Tiles::kHasUnits) {
+    wrong = Tiles::log_scales(first, num_tiles, v_scales, buffers.logs);
+    buffers.middles = tiles.v_middles;
+  }
   for (int row = 0; row < kRows; row++) {
     if (rule.cap > 0.f) cap_scores(keys, rule.cap, buffers.scores[row]);
     m[row] = mask_scores<Tiles::kWeighTiles>(keys, row, buffers.scores[row]);
@@ -171,7 +174,7 @@ constexpr int kMaxCutTiles = 3;  // two where the window begins, one where rows 
 
 struct ThreadBuffers {
   SpanBuffers span;
-  alignas(64) float v_scales[kSpanKeys];
+  alignas(64) float v_scales[kSpanKeys], v_middles[kSpanKeys];
   uint8_t* cut_tiles;  // [kMaxCutTiles], each v_dim * 64 bytes
 };
 
@@ -208,13 +211,20 @@ static bool cut_edges(const SpanKeys& keys, int first, int last, int v_dim, cons
       tiles.v[tile] = to;
     }
     if (tiles.v_scales) poisoned |= cut_scales(buffers.v_scales + base, cut);
+    if (tiles.v_middles) poisoned |= cut_scales(buffers.v_middles + base, cut);
   }
   return poisoned;
 }
 
-static inline void copy_scales(const float* from, const SpanKeys& keys, float* to) {
+static inline void copy_numbers(const float* from, const SpanKeys& keys, float* to) {
   for (int tile = 0; tile < kSpanTiles; tile++)
     store(to + tile * 16, tile >= keys.first_tile && tile < keys.num_tiles ? load(from + tile * 16) : zero());
+}
+
+// Scales and middles of V, to be cut.
+static inline void copy_scales(const SpanTiles& from, const SpanKeys& keys, ThreadBuffers& to) {
+  if (from.v_scales) copy_numbers(from.v_scales, keys, to.v_scales);
+  if (from.v_middles) copy_numbers(from.v_middles, keys, to.v_middles);
 }
 
 // The span's part of a block of rows that sees it. `tiles` holds the tiles from the first to the last that they see.
@@ -230,10 +240,9 @@ static void attend_span(const RowBlock& block, int span, const SpanTiles& span_t
     return run(block.num_rows, span_tiles, keys, rule, block.q, buffers.span, result);
 
   SpanTiles tiles = span_tiles;
-  if (tiles.v_scales) {
-    copy_scales(span_tiles.v_scales, keys, buffers.v_scales);
-    tiles.v_scales = buffers.v_scales;
-  }
+  copy_scales(span_tiles, keys, buffers);
+  if (tiles.v_scales) tiles.v_scales = buffers.v_scales;
+  if (tiles.v_middles) tiles.v_middles = buffers.v_middles;
   if (!cut_edges<Tiles>(keys, 0, last, rule.v_dim, span_tiles.v, buffers, tiles))
     return run(block.num_rows, tiles, keys, rule, block.q, buffers.span, result);
 
@@ -242,7 +251,7 @@ static void attend_span(const RowBlock& block, int span, const SpanTiles& span_t
     SpanKeys one = keys;
     one.begin[0] = keys.begin[row];
     one.end[0] = keys.end[row];
-    if (tiles.v_scales) copy_scales(span_tiles.v_scales, keys, buffers.v_scales);
+    copy_scales(span_tiles, keys, buffers);
     cut_edges<Tiles>(keys, row, row, rule.v_dim, span_tiles.v, buffers, tiles);
     float m[kLanes] = {result.m[row]}, l[kLanes] = {result.l[row]};
     const SpanResult part = {result.o + row * rule.v_dim, m, l, result.merge};

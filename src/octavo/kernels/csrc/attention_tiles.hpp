@@ -15,16 +15,17 @@ struct SpanBuffers {
   alignas(64) float scores[kMaxRows][kSpanKeys];               // become the weights where those are f32
   alignas(64) uint32_t weight_pairs[kMaxRows][kSpanKeys / 2];  // weights as bf16, two keys to a word
   alignas(64) float sums[kMaxRows][16];                        // of the weights, lane by lane
-  // Where weights become whole numbers, for two tiles each: their unit, and the score of one unit. And log2 of V's scales.
-  alignas(64) float units[kMaxRows][16], begins[kMaxRows][16], logs[kSpanKeys];
+  // Where weights become whole numbers (attention_byte_values.hpp), for two tiles each: their unit, and the score of one unit.
+  alignas(64) float units[kMaxRows][16], begins[kMaxRows][16], logs[kSpanKeys], middle_sums[kMaxRows][16];
+  const float* middles;  // [kSpanKeys]
 };
 
 // The tiles of a span, and what of the next one to ask the memory for meanwhile: half tiles in the order of addresses.
 // Tiles of formats with a scale for each token come with those: codes times scale is the value. Behind the last tiles there
-// is room for what is read after them (attention_int8_dot.hpp).
+// is room for what is read after them (attention_bytes.hpp).
 struct SpanTiles {
   const uint8_t *k[kSpanTiles + 2], *v[kSpanTiles + 1], *next[2 * kSpanTiles];
-  const float *k_scales, *v_scales;  // [kSpanKeys] or null
+  const float *k_scales, *v_scales, *v_middles;  // [kSpanKeys] or null; middles: what is added for each token
 };
 
 // What the spans before (old) and a new span contribute to a row: 2^(their maximum - the new maximum).

@@ -1,7 +1,6 @@
 // Tiles of small codes, made into bf16 tiles span by span (never a whole cache), and those of latents.
 #pragma once
 #include "attention_codes.hpp"
-#include "attention_int8_dot.hpp"
 #include "kv_expand.hpp"
 #include "latent_form.hpp"
 
@@ -33,22 +32,17 @@ template <KVFormat kFormat>
 struct ExpandedForm {
   using Tiles = Bf16Arithmetic<kMaxHeadDim>;
   static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kTails = has_tail(kFormat);
+  static constexpr bool kAsksForWholeTiles = false;
 #if OCTAVO_READS_CODES
-  static constexpr bool kReadsCodes = !kTails && kFormat != KVFormat::int8, kAsksForWholeTiles = kFormat == KVFormat::k8v4;
+  static constexpr bool kReadsCodes = !kScaled && !kTails;  // fp8
   using CodeTiles = CodeDotTiles<kMaxHeadDim, kFormat>;
 
-  static void read_codes(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const PreparedTiles& room, SpanTiles& tiles) {
+  static void read_codes(const KVLayerArgs& kv, const TileRange& range, SpanTiles& tiles) {
     const TileLayout layout = tile_layout(kv);
-    const size_t tile_bytes = static_cast<size_t>(kTileTokens) * rule.k_dim * 2;
     for (int i = range.first; i < range.end; i++) {
       tiles.k[i] = range.at[i];
       tiles.v[i] = range.at[i] + layout.v_codes;
-      if constexpr (kFormat == KVFormat::k8v4) {
-        expand_v4(tiles.v[i], rule.v_dim, nullptr, room.v + i * tile_bytes);
-        tiles.v[i] = room.v + i * tile_bytes;
-      }
     }
-    if constexpr (kScaled) set_scales<kFormat>(layout, range, rule.k_dim, room, tiles);
   }
 #else
   static constexpr bool kReadsCodes = false;
@@ -76,36 +70,12 @@ struct ExpandedForm {
   }
 };
 
-#if OCTAVO_DOTS_INT8
-// Pairs of K and V in int8, which are computed with as they lie: only scales are prepared.
-struct Int8Form {
-  using Tiles = Int8DotTiles<kMaxHeadDim>;
-  static constexpr bool kPrepares = true, kPrefetches = false, kScaled = true, kReadsCodes = false, kTails = false;
-
-  static void prepare(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange* next,
-                      const PreparedTiles& room, SpanTiles& tiles) {
-    const TileLayout layout = tile_layout(kv);
-    for (int i = range.first; i < range.end; i++) {
-      tiles.k[i] = range.at[i];
-      tiles.v[i] = range.at[i] + layout.v_codes;
-    }
-    tiles.k[range.end] = tiles.v[range.first];
-    tiles.k[range.end + 1] = tiles.v[range.count() > 1 ? range.first + 1 : range.first];
-    tiles.v[range.end] = next && next->count() ? next->at[next->first] : tiles.k[range.first];
-    for (int i = next ? next->first : 0; next && i < next->end; i++) prefetch_line(next->at[i] + kTileTokens * rule.k_dim, 0);  // scales
-    set_scales<KVFormat::int8>(layout, range, rule.k_dim, room, tiles);
-  }
-};
-#else
-using Int8Form = ExpandedForm<KVFormat::int8>;
-#endif
-
 // Latents: K as pairs have it; V is made from the expanded K, with the same scales.
 template <KVFormat kFormat>
 struct ExpandedLatentForm {
   using Tiles = Bf16Arithmetic<kMaxLatentDim>;
   static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kReadsCodes = false,
-                        kTails = false;
+                        kTails = false, kAsksForWholeTiles = true;
 
   static void prepare(const KVLayerArgs&, const SpanRule& rule, const TileRange& range, const TileRange* next,
                       const PreparedTiles& room, SpanTiles& tiles) {

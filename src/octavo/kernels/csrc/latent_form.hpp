@@ -76,7 +76,7 @@ static inline void turn_tile_bf16(const uint8_t* k_tile, int v_dim, uint8_t* v_t
 template <class Arithmetic>
 struct LatentForm {
   using Tiles = Arithmetic;
-  static constexpr bool kPrepares = true, kPrefetches = false, kReadsCodes = false, kScaled = false, kTails = false;
+  static constexpr bool kPrepares = true, kPrefetches = false, kReadsCodes = false, kScaled = false, kTails = false, kAsksForWholeTiles = true;
 
   static void prepare(const KVLayerArgs&, const SpanRule& rule, const TileRange& range, const TileRange*,
                       const PreparedTiles& room, SpanTiles& tiles) {

@@ -1,6 +1,6 @@
 // Attention over K and V of each KV head, chosen by the format that they are stored in.
 #include "attention_mass.hpp"
-#include "expanded_form.hpp"
+#include "byte_forms.hpp"
 #include "ops.hpp"
 
 namespace octavo {
@@ -17,8 +17,8 @@ auto with_form(KVFormat format, Visit&& visit) {
     case KVFormat::fp8_e4m3: return visit(ExpandedForm<KVFormat::fp8_e4m3>{});
     case KVFormat::fp8_e5m2: return visit(ExpandedForm<KVFormat::fp8_e5m2>{});
     case KVFormat::int8: return visit(Int8Form{});
-    case KVFormat::k8v4: return visit(ExpandedForm<KVFormat::k8v4>{});
-    case KVFormat::int4: return visit(ExpandedForm<KVFormat::int4>{});
+    case KVFormat::k8v4: return visit(K8V4Form{});
+    case KVFormat::int4: return visit(Int4Form{});
     default: return visit(PlainForm<WidenedTiles<F32Words, kMaxHeadDim>>{});
   }
 }

@@ -1,107 +1,49 @@
-// Attention arithmetic on tiles of int8 codes as they lie, in whole numbers: its meaning is in kernels/byte_attention.py. A
-// query is rounded to 8 bits with one scale; weights times the scales of V to 8 bits, in a power of two for each 32 keys.
-// Sums of products are exact; they become f32 once for a score, and once for 32 keys of a value.
+// Values in whole numbers, on V tiles of codes of 8 or 4 bits as they lie: their meaning is in kernels/byte_attention.py.
+// Weights times the scales of V are rounded to 8 bits, in a power of two for each 32 keys. Sums of products are exact, and
+// become f32 once for 32 keys.
 #pragma once
-#include "attention_bf16_dot.hpp"
+#include "attention_bytes.hpp"
 
-#if OCTAVO_HAS_DPBF16 && defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
-#define OCTAVO_DOTS_INT8 1
-#else
-#define OCTAVO_DOTS_INT8 0
-#endif
-
-#if OCTAVO_DOTS_INT8
+#if OCTAVO_DOTS_BYTES
 namespace octavo {
 namespace OCTAVO_ISA {
 
-// A line of fours (kv_formats/quads.py): the four codes of a token (K) or dimension (V) beside each other.
-OCTAVO_INLINE __m512i load_fours(const uint8_t* p) {
-  const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-  return _mm512_maskz_shuffle_epi8(~__mmask64{0}, _mm512_loadu_si512(p), _mm512_maskz_broadcast_i32x4(0xffff, order));
-}
+// Codes of a V tile, as signed bytes: the vectors of 16 dimensions from `column` on, four tokens beside each other.
+struct Values8 {
+  static constexpr bool kHasMiddles = false;
+  static constexpr int line_of(int head_dim, int quad, int column) { return quad * (head_dim / 16) + column; }
 
-// The largest of 16 numbers without a sign, in all four lanes: as bits, a NaN is more than any float that is not negative.
-OCTAVO_INLINE __m128i max_bits(__m512i v) {
-  const __m256i a = _mm256_max_epu32(_mm512_maskz_extracti32x8_epi32(0xff, v, 0), _mm512_maskz_extracti32x8_epi32(0xff, v, 1));
-  const __m128i b = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-  const __m128i c = _mm_max_epu32(b, _mm_shuffle_epi32(b, 0x4e));
-  return _mm_max_epu32(c, _mm_shuffle_epi32(c, 0xb1));
-}
+  template <int kVectors, bool kPrefetch>
+  OCTAVO_INLINE void load_codes(const uint8_t* tile, const uint8_t* soon, const uint8_t* ask, int line, __m512i (&x)[kVectors]) {
+    for (int c = 0; c < kVectors; c++) {
+      x[c] = load_fours(tile + (line + c) * 64);
+      if (kPrefetch) prefetch_line(ask, line + c);
+      if (kPrefetch) prefetch_soon(soon, line + c);
+    }
+  }
+};
 
-// Into the first-level cache: in decode, a tile's few products are too short to wait for the second.
-OCTAVO_INLINE void prefetch_soon(const uint8_t* tile, int line) { __builtin_prefetch(tile + line * 64, 0, 3); }
+// Of 4 bits (kv_formats/k8v4.py): less 8, since what code 8 stands for (the middle) is added apart. Two vectors to a line.
+struct Values4 {
+  static constexpr bool kHasMiddles = true;
+  static constexpr int line_of(int head_dim, int quad, int column) { return quad * (head_dim / 32) + column / 2; }
 
-OCTAVO_INLINE F16 whole_to_float(__m512i v) { return {_mm512_maskz_cvtepi32_ps(0xffff, v)}; }
-OCTAVO_INLINE __m512i whole_from_float(F16 x) { return _mm512_maskz_cvtps_epi32(0xffff, x.v); }
+  template <int kVectors, bool kPrefetch>
+  OCTAVO_INLINE void load_codes(const uint8_t* tile, const uint8_t* soon, const uint8_t*, int line, __m512i (&x)[kVectors]) {
+    // heads are multiples of 32: a vector alone is never computed
+    const __m512i codes = _mm512_loadu_si512(tile + line * 64), low = _mm512_set1_epi8(15), middle = _mm512_set1_epi8(8);
+    x[0] = _mm512_sub_epi8(_mm512_and_si512(codes, low), middle);
+    if constexpr (kVectors == 2)
+      x[1] = _mm512_sub_epi8(_mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, codes, 4), low), middle);
+    if (kPrefetch) prefetch_soon(soon, line);
+  }
+};
 
-// sum += products of four bytes without and with a sign. Not the intrinsic: with that, compilers move many sums to and fro.
-OCTAVO_INLINE void add_fours(__m512i& sum, __m512i without_sign, __m512i with_sign) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(without_sign), "v"(with_sign));
-}
-
-template <int kMaxDim>
-struct Int8DotTiles {
-  // A packed query: what its scores are to be multiplied by, what its sums begin with, its codes.
-  static constexpr int kQueryFactor = 0, kQueryBegin = 1, kQueryCodes = 16, kQueryWords = kQueryCodes + kMaxDim / 4;
+template <class Codes>
+struct ByteValues {
   static constexpr int kRowLimit = kMaxRows, kWeighTiles = 2;
-  static constexpr int kItemBytes = 0;  // no tile is prepared
   static constexpr bool kCutsV = false, kHasUnits = true;  // 0 times a code is 0, whatever the code
-  static constexpr int vectors_for(int) { return 2; }
   static constexpr int value_vectors_for(int) { return 2; }
-
-  // A query with a NaN or an infinity has a NaN for its factor; one of numbers below 1e-30 is 0.
-  static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
-    __m512i largest = _mm512_setzero_si512();
-    for (int d = 0; d < head_dim; d += 16) {
-      const __m512i bits = _mm512_and_si512(_mm512_castps_si512(mul(load(x + d), scale).v), _mm512_set1_epi32(0x7fffffff));
-      largest = _mm512_maskz_max_epu32(0xffff, largest, bits);
-    }
-    const float most = _mm_cvtss_f32(_mm_castsi128_ps(max_bits(largest)));
-    const bool is_finite = most - most == 0.f, is_zero = most < 1e-30f;
-    const F16 steps = set1(is_finite && !is_zero ? 127.f / most : 0.f);
-    uint8_t* codes = reinterpret_cast<uint8_t*>(q + kQueryCodes);
-    __m512i sum = _mm512_setzero_si512();
-    for (int d = 0; d < head_dim; d += 16) {
-      const __m512i whole = is_finite ? whole_from_float(mul(mul(load(x + d), scale), steps)) : _mm512_setzero_si512();
-      sum = _mm512_add_epi32(sum, whole);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + d), _mm512_maskz_cvtepi32_epi8(0xffff, whole));
-    }
-    const float factor = is_finite ? is_zero ? 0.f : most / 127.f : __builtin_nanf("");
-    std::memcpy(q + kQueryFactor, &factor, sizeof factor);
-    q[kQueryBegin] = static_cast<uint32_t>(-128 * _mm512_reduce_add_epi32(sum));  // codes of K are read with 128 added
-  }
-
-  template <int kRows, int kTiles, bool kPrefetch>
-  OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
-                            const float* scales, float (*out)[kSpanKeys], int column) {
-    __m512i sum[kRows][kTiles];
-    for (int r = 0; r < kRows; r++)
-      for (int t = 0; t < kTiles; t++) sum[r][t] = set1_word(q[r * kQueryWords + kQueryBegin]);
-    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-    const int lines = head_dim / 4;
-    for (int base = 0; base < lines; base += 4) {
-      const uint8_t* ask = line_to_ask(next, base * kTiles, lines);
-#pragma GCC unroll 4
-      for (int line = base; line < base + 4; line++) {
-        __m512i key[kTiles];
-        for (int t = 0; t < kTiles; t++) {
-          key[t] = _mm512_xor_si512(load_fours(k[t] + line * 64), sign);
-          if (kPrefetch) prefetch_line(ask, (line - base) * kTiles + t);
-          if (kPrefetch) prefetch_soon(k[t + kTiles], line);
-        }
-        for (int r = 0; r < kRows; r++) {
-          const __m512i x = set1_word(q[r * kQueryWords + kQueryCodes + line]);
-          for (int t = 0; t < kTiles; t++) add_fours(sum[r][t], key[t], x);
-        }
-      }
-    }
-    for (int r = 0; r < kRows; r++) {
-      float factor;
-      std::memcpy(&factor, q + r * kQueryWords + kQueryFactor, sizeof factor);
-      for (int t = 0; t < kTiles; t++)
-        store(&out[r][column + t * 16], mul(whole_to_float(sum[r][t]), mul(load(scales + column + t * 16), set1(factor))));
-    }
-  }
 
   // The logarithms of V's scales, a little too large. Returns what is added to units: NaN where a scale is not finite.
   OCTAVO_INLINE float log_scales(int first_tile, int num_tiles, const float* scales, float* logs) {
@@ -138,6 +80,11 @@ struct Int8DotTiles {
     asm volatile("" : "+r"(terms));  // operands in memory: registers are for sums
     const F16 low = rounded_exp2(sub(load(scores), begin), terms), high = rounded_exp2(sub(load(scores + 16), begin), terms);
     store(buffers.sums[row], fma(add(low, high), unit, is_first ? zero() : load(buffers.sums[row])));
+    if constexpr (Codes::kHasMiddles) {
+      const float* middles = buffers.middles + tile * 16;
+      const F16 sum = fma(high, load(middles + 16), mul(low, load(middles)));
+      store(buffers.middle_sums[row], fma(sum, unit, is_first ? zero() : load(buffers.middle_sums[row])));
+    }
     const __m512i a = whole_from_float(mul(low, load(scales + tile * 16)));
     const __m512i b = whole_from_float(mul(high, load(scales + tile * 16 + 16)));
     alignas(64) static constexpr FirstBytes kOrder;
@@ -183,13 +130,9 @@ struct Int8DotTiles {
       for (int r = 0; r < kRows; r++)
         for (int c = 0; c < kVectors; c++) dots[r][c] = _mm512_setzero_si512();
       const auto add_quad = [&](int tile, int quad) __attribute__((always_inline)) {
-        const int line = quad * (head_dim / 16) + column;
         __m512i x[kVectors];
-        for (int c = 0; c < kVectors; c++) {
-          x[c] = load_fours(v[tile] + (line + c) * 64);
-          if (kPrefetch) prefetch_line(next[tile - first_tile], line + c);
-          if (kPrefetch) prefetch_soon(v[tile + 1], line + c);
-        }
+        Codes::template load_codes<kVectors, kPrefetch>(v[tile], v[tile + 1], next[tile - first_tile],
+                                                        Codes::line_of(head_dim, quad, column), x);
         for (int r = 0; r < kRows; r++) {
           const __m512i weight = set1_word(buffers.weight_pairs[kFirst + r][tile * 4 + quad]);
           for (int c = 0; c < kVectors; c++) add_fours(dots[r][c], weight, x[c]);
@@ -212,6 +155,10 @@ struct Int8DotTiles {
         const F16 unit = set1(buffers.units[kFirst + r][unit_at(pair)]);
         for (int c = 0; c < kVectors; c++) sum[r][c] = fma(whole_to_float(dots[r][c]), unit, sum[r][c]);
       }
+    }
+    for (int r = 0; Codes::kHasMiddles && r < kRows; r++) {
+      const F16 middles = set1(sum_lanes(load(buffers.middle_sums[kFirst + r])));
+      for (int c = 0; c < kVectors; c++) sum[r][c] = add(sum[r][c], middles);
     }
     store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares, kFirst);
   }
@@ -246,6 +193,30 @@ struct Int8DotTiles {
   template <int kOrder>
   OCTAVO_INLINE __m512 shuffled(__m512 a, __m512 b) {
     return _mm512_maskz_shuffle_f32x4(0xffff, a, b, kOrder);
+  }
+};
+
+// K and V of int8.
+template <int kMaxDim>
+struct Int8Tiles : ByteScores<kMaxDim, false>, ByteValues<Values8> {};
+
+// K of int8, V of 4 bits.
+template <int kMaxDim>
+struct K8V4Tiles : ByteScores<kMaxDim, true>, ByteValues<Values4> {};
+
+// K of 4 bits, made into bf16 tiles since its scales are of channels; V of 4 bits.
+template <int kMaxDim>
+struct Int4Tiles : ByteValues<Values4> {
+  using Scores = Bf16DotTiles<kMaxDim>;
+  static constexpr int kQueryWords = Scores::kQueryWords, kItemBytes = Scores::kItemBytes;
+  static constexpr int vectors_for(int rows) { return Scores::vectors_for(rows); }
+
+  static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) { Scores::pack_query(x, scale, head_dim, q); }
+
+  template <int kRows, int kTiles, bool kPrefetch>
+  OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
+                            const float* scales, float (*out)[kSpanKeys], int column) {
+    Scores::template scores<kRows, kTiles, kPrefetch>(k, next, q, head_dim, scales, out, column);
   }
 };
 
