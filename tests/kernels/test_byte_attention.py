@@ -24,7 +24,8 @@ from tests.kernels.paged_case import (
 
 MULTIPLIES_BYTES = "avx512_bf16"
 SHAPES = [(9, 3, 64), (8, 1, 128), (2, 1, 256), (12, 1, 32), (7, 1, 64)]
-CASES = [("int8", *shape) for shape in [(3, 3, 16), (4, 2, 48), *SHAPES]] + [("k8v4", *shape) for shape in SHAPES]
+CASES = [("int8", *shape, has_scales) for shape in [(3, 3, 16), (4, 2, 48), *SHAPES] for has_scales in (False, True)]
+CASES += [("k8v4", *shape, False) for shape in SHAPES]
 
 
 def as_int8(x: np.ndarray) -> Codes:
@@ -36,6 +37,10 @@ def as_4_bits(x: np.ndarray) -> Codes:
     codes, scale_bits, minima = k8v4.encode(x)
     scales = bf16.from_bits(scale_bits)
     return Codes((codes - 8).view(np.int8), scales, 8 * scales + bf16.from_bits(minima))
+
+
+def largest_code(pool: Pool) -> int:
+    return byte_attention.QUERY_8 if pool.kv.k_scales is None else byte_attention.QUERY_16
 
 
 def expected_of(pool: Pool, sequence: Stored, rows: range, options: Options) -> np.ndarray:
@@ -50,17 +55,25 @@ def expected_of(pool: Pool, sequence: Stored, rows: range, options: Options) -> 
         for i, row in enumerate(rows):
             first = max(0, row - options.window + 1) if options.window else 0
             seen = slice(row + 1)
-            out[i, head] = byte_attention.attend(sequence.q[row, head] * scale, k[seen], v[seen], first)
+            q = sequence.q[row, head] * scale
+            out[i, head] = byte_attention.attend(q, k[seen], v[seen], first, largest_code(pool))
     return out
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("window", [0, 200])
-@pytest.mark.parametrize(("kv_format", "num_heads", "num_kv_heads", "head_dim"), CASES)
+@pytest.mark.parametrize(("kv_format", "num_heads", "num_kv_heads", "head_dim", "has_scales"), CASES)
 def test_what_it_means(
-    instruction_set: str, window: int, kv_format: str, num_heads: int, num_kv_heads: int, head_dim: int
+    instruction_set: str,
+    window: int,
+    kv_format: str,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    has_scales: bool,
 ) -> None:
-    pool = Pool(Geometry(num_heads, num_kv_heads, head_dim, kv_format), 64)
+    ones = np.ones((num_kv_heads, head_dim), np.float32)
+    pool = Pool(Geometry(num_heads, num_kv_heads, head_dim, kv_format), 64, scales=(ones, ones) if has_scales else None)
     q, k, v = random_sequence(pool.geometry, 530, seed=head_dim)
     k[:, 0] *= 4  # one key that most of the weight goes to, as the first of a text is
     v[:, 100:140] *= np.float32(1e-3)

@@ -1,11 +1,12 @@
 """In numpy, what attention over K and V in codes means on processors that multiply bytes and add them up in 32 bits.
 
-A query is rounded to 8 bits with one scale; a score is a sum of products of codes, exact, times two scales. Of each 32
-keys at a multiple of 32, the weights times the scales of V are rounded to 8 bits in a unit of their own, a power of two
-that the largest of them gives: so keys of little weight keep their bits beside one of much. Spans of 256 keys are
-summed from scratch and merged, as everywhere. Of V in 4 bits, codes count from the middle, code 8, and what that stands
-for is added apart. So is `int8` computed, `k8v4`, and the values of `int4`, whose scores are those of bf16. Processors
-without such products widen K and V to f32 (`reference.py`). It knows no layout of the kernels.
+A query is rounded to 8 bits with one scale (to 16 where channels of K have scales: there its error would be the larger
+one); a score is a sum of products of codes, exact, times two scales. Of each 32 keys at a multiple of 32, the weights
+times the scales of V are rounded to 8 bits in a unit of their own, a power of two that the largest of them gives: so
+keys of little weight keep their bits beside one of much. Spans of 256 keys are summed from scratch and merged, as
+everywhere. Of V in 4 bits, codes count from the middle, code 8, and what that stands for is added apart. So is `int8`
+computed, `k8v4`, and the values of `int4`, whose scores are those of bf16. Processors without such products widen K and
+V to f32 (`reference.py`). It knows no layout of the kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ I8 = npt.NDArray[np.int8]
 I32 = npt.NDArray[np.int32]
 
 SPAN_KEYS, UNIT_KEYS = 256, 32
+QUERY_8, QUERY_16 = 127, 127 * 256  # the largest codes of a query
 LEAST_EXPONENT = -110  # units of weights stay normal numbers
 _EXP2 = (0.0551716649, 0.242611122, 0.693260986, 1.0)  # 2^f, |f| <= 1/2: relative error 7.5e-5
 
@@ -38,22 +40,22 @@ class Codes:
         return Codes(self.codes[tokens], self.scales[tokens], middles)
 
 
-def round_query(q: F32) -> tuple[I32, np.float32]:
-    """q [head_dim] -> codes within -127 to 127, and what they are to be multiplied by."""
+def round_query(q: F32, largest: int = QUERY_8) -> tuple[I32, np.float32]:
+    """q [head_dim] -> codes within -largest to largest, and what they are to be multiplied by."""
     most = np.abs(q).max()
     if not np.isfinite(most):
         return np.zeros(q.shape, np.int32), np.float32(np.nan)
     if most < np.float32(1e-30):
         return np.zeros(q.shape, np.int32), np.float32(0)
-    return np.rint(q * (np.float32(127) / most)).astype(np.int32), most / np.float32(127)
+    return np.rint(q * (np.float32(largest) / most)).astype(np.int32), most / np.float32(largest)
 
 
-def attend(q: F32, k: Codes, v: Codes, first: int = 0) -> F64:
+def attend(q: F32, k: Codes, v: Codes, first: int = 0, largest: int = QUERY_8) -> F64:
     """What one row of one head gets of keys `first` to n - 1: [head_dim].
 
     q: times what scores are multiplied by, and log2(e).
     """
-    codes, factor = round_query(q)
+    codes, factor = round_query(q, largest)
     scores = (k.codes.astype(np.int32) @ codes).astype(np.float32) * (k.scales * factor)
     scores[:first] = -np.inf
     most, total, values = np.float32(-np.inf), 0.0, np.zeros(len(q))

@@ -197,12 +197,12 @@ struct ByteValues {
 };
 
 // K and V of int8.
-template <int kMaxDim>
-struct Int8Tiles : ByteScores<kMaxDim, false>, ByteValues<Values8> {};
+template <int kMaxDim, int kQueryBytes>
+struct Int8Tiles : ByteScores<kMaxDim, kQueryBytes, false>, ByteValues<Values8> {};
 
 // K of int8, V of 4 bits.
 template <int kMaxDim>
-struct K8V4Tiles : ByteScores<kMaxDim, true>, ByteValues<Values4> {};
+struct K8V4Tiles : ByteScores<kMaxDim, 1, true>, ByteValues<Values4> {};
 
 // K of 4 bits, made into bf16 tiles since its scales are of channels; V of 4 bits.
 template <int kMaxDim>

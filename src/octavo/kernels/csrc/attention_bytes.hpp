@@ -1,5 +1,5 @@
 // Scores in whole numbers, on K tiles of int8 codes as they lie: their meaning is in kernels/byte_attention.py. A query is
-// rounded to 8 bits with one scale. Sums of products are exact, and become f32 once.
+// rounded to 8 or 16 bits with one scale. Sums of products are exact, and become f32 once.
 #pragma once
 #include "attention_bf16_dot.hpp"
 
@@ -38,13 +38,15 @@ OCTAVO_INLINE void add_fours(__m512i& sum, __m512i without_sign, __m512i with_si
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(without_sign), "v"(with_sign));
 }
 
-// kAsksForWholeTiles: of the next span's tiles as a whole; else half a tile after the other.
-template <int kMaxDim, bool kAsksForWholeTiles>
+// kQueryBytes: of a query's number. kAsksForWholeTiles: of the next span's tiles as a whole; else half a tile after the other.
+template <int kMaxDim, int kQueryBytes, bool kAsksForWholeTiles>
 struct ByteScores {
-  // A packed query: what its scores are to be multiplied by, what its sums begin with, its codes.
-  static constexpr int kQueryFactor = 0, kQueryBegin = 1, kQueryCodes = 16, kQueryWords = kQueryCodes + kMaxDim / 4;
+  // A packed query: what its scores are to be multiplied by; what its sums begin with, for each byte; its codes, four high
+  // bytes (and four low ones) after each other.
+  static constexpr int kQueryFactor = 0, kQueryBegin = 1, kQueryCodes = 16, kQueryWords = kQueryCodes + kMaxDim / 4 * kQueryBytes;
+  static constexpr float kMaxQuery = kQueryBytes == 1 ? 127.f : 127.f * 256;
   static constexpr int kItemBytes = 0;  // no tile is prepared
-  static constexpr int vectors_for(int) { return 2; }
+  static constexpr int vectors_for(int rows) { return 2 * rows * kQueryBytes <= kAccumulators ? 2 : 1; }
 
   // A query with a NaN or an infinity has a NaN for its factor; one of numbers below 1e-30 is 0.
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
@@ -55,25 +57,35 @@ struct ByteScores {
     }
     const float most = _mm_cvtss_f32(_mm_castsi128_ps(max_bits(largest)));
     const bool is_finite = most - most == 0.f, is_zero = most < 1e-30f;
-    const F16 steps = set1(is_finite && !is_zero ? 127.f / most : 0.f);
-    uint8_t* codes = reinterpret_cast<uint8_t*>(q + kQueryCodes);
-    __m512i sum = _mm512_setzero_si512();
+    const F16 steps = set1(is_finite && !is_zero ? kMaxQuery / most : 0.f);
+    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     for (int d = 0; d < head_dim; d += 16) {
       const __m512i whole = is_finite ? whole_from_float(mul(mul(load(x + d), scale), steps)) : _mm512_setzero_si512();
-      sum = _mm512_add_epi32(sum, whole);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + d), _mm512_maskz_cvtepi32_epi8(0xffff, whole));
+      __m512i bytes[2] = {whole, _mm512_setzero_si512()};
+      if (kQueryBytes == 2) {
+        bytes[0] = _mm512_maskz_srai_epi32(0xffff, _mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
+        bytes[1] = _mm512_sub_epi32(whole, _mm512_maskz_slli_epi32(0xffff, bytes[0], 8));
+      }
+      for (int i = 0; i < kQueryBytes; i++) {
+        alignas(16) uint32_t words[4];
+        _mm_store_si128(reinterpret_cast<__m128i*>(words), _mm512_maskz_cvtepi32_epi8(0xffff, bytes[i]));
+        for (int word = 0; word < 4; word++) q[kQueryCodes + (d / 4 + word) * kQueryBytes + i] = words[word];
+        sum[i] = _mm512_add_epi32(sum[i], bytes[i]);
+      }
     }
-    const float factor = is_finite ? is_zero ? 0.f : most / 127.f : __builtin_nanf("");
+    const float factor = is_finite ? is_zero ? 0.f : most / kMaxQuery : __builtin_nanf("");
     std::memcpy(q + kQueryFactor, &factor, sizeof factor);
-    q[kQueryBegin] = static_cast<uint32_t>(-128 * _mm512_reduce_add_epi32(sum));  // codes of K are read with 128 added
+    for (int i = 0; i < kQueryBytes; i++)  // codes of K are read with 128 added
+      q[kQueryBegin + i] = static_cast<uint32_t>(-128 * _mm512_reduce_add_epi32(sum[i]));
   }
 
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
                             const float* scales, float (*out)[kSpanKeys], int column) {
-    __m512i sum[kRows][kTiles];
+    __m512i sum[kRows][kTiles][kQueryBytes];
     for (int r = 0; r < kRows; r++)
-      for (int t = 0; t < kTiles; t++) sum[r][t] = set1_word(q[r * kQueryWords + kQueryBegin]);
+      for (int t = 0; t < kTiles; t++)
+        for (int i = 0; i < kQueryBytes; i++) sum[r][t][i] = set1_word(q[r * kQueryWords + kQueryBegin + i]);
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
     const int lines = head_dim / 4;
     for (int base = 0; base < lines; base += 4) {
@@ -89,16 +101,21 @@ struct ByteScores {
           if (kPrefetch) prefetch_soon(k[t + kTiles], line);
         }
         for (int r = 0; r < kRows; r++) {
-          const __m512i x = set1_word(q[r * kQueryWords + kQueryCodes + line]);
-          for (int t = 0; t < kTiles; t++) add_fours(sum[r][t], key[t], x);
+          for (int i = 0; i < kQueryBytes; i++) {
+            const __m512i x = set1_word(q[r * kQueryWords + kQueryCodes + line * kQueryBytes + i]);
+            for (int t = 0; t < kTiles; t++) add_fours(sum[r][t][i], key[t], x);
+          }
         }
       }
     }
     for (int r = 0; r < kRows; r++) {
       float factor;
       std::memcpy(&factor, q + r * kQueryWords + kQueryFactor, sizeof factor);
-      for (int t = 0; t < kTiles; t++)
-        store(&out[r][column + t * 16], mul(whole_to_float(sum[r][t]), mul(load(scales + column + t * 16), set1(factor))));
+      for (int t = 0; t < kTiles; t++) {
+        __m512i whole = sum[r][t][0];
+        if (kQueryBytes == 2) whole = _mm512_add_epi32(_mm512_maskz_slli_epi32(0xffff, whole, 8), sum[r][t][kQueryBytes - 1]);
+        store(&out[r][column + t * 16], mul(whole_to_float(whole), mul(load(scales + column + t * 16), set1(factor))));
+      }
     }
   }
 };

@@ -18,10 +18,10 @@ static inline void set_middles(const uint8_t* scales, const PreparedTiles& room,
 }
 
 // int8 and k8v4
-template <KVFormat kFormat>
+template <KVFormat kFormat, int kQueryBytes>
 struct ByteForm {
   static constexpr bool kHasV4 = kFormat == KVFormat::k8v4;
-  using Tiles = std::conditional_t<kHasV4, K8V4Tiles<kMaxHeadDim>, Int8Tiles<kMaxHeadDim>>;
+  using Tiles = std::conditional_t<kHasV4, K8V4Tiles<kMaxHeadDim>, Int8Tiles<kMaxHeadDim, kQueryBytes>>;
   static constexpr bool kPrepares = true, kPrefetches = false, kScaled = true, kReadsCodes = false, kTails = false;
   static constexpr bool kAsksForWholeTiles = kHasV4;  // K and V are of different sizes
 
@@ -72,10 +72,12 @@ struct Int4Form {
   }
 };
 
-using Int8Form = ByteForm<KVFormat::int8>;
-using K8V4Form = ByteForm<KVFormat::k8v4>;
+using Int8Form = ByteForm<KVFormat::int8, 1>;
+using FineInt8Form = ByteForm<KVFormat::int8, 2>;
+using K8V4Form = ByteForm<KVFormat::k8v4, 1>;
 #else
 using Int8Form = ExpandedForm<KVFormat::int8>;
+using FineInt8Form = Int8Form;
 using K8V4Form = ExpandedForm<KVFormat::k8v4>;
 using Int4Form = ExpandedForm<KVFormat::int4>;
 #endif
