@@ -4,7 +4,8 @@
 
 SmolLM2-135M's shape: 30 layers, 9 query and 3 KV heads, head_dim 64; blocks of 16 tokens in random order. Sequences
 take turns in a pool much larger than the caches, so that K and V are cold. Times are of all layers together; formats
-take turns within each round. The processor's clock tells what a busy neighbour hides; its limits are one thread's.
+take turns within each round. The processor's clock tells what a busy neighbour hides; its limits are one thread's. The
+peak beside prefill is that of bf16 products, also for formats that are multiplied as bytes and may pass it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ import pytest
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32
 from tests.kernels.paged_case import (
+    INSTRUCTION_SETS,
     POISONS,
     Geometry,
+    Options,
     Piece,
     Pool,
     assert_same_bits,
@@ -45,6 +47,24 @@ def test_decode_equals_every_chunk_and_every_number_of_threads(
     assert_same_bits(attend_in_chunks(four, pool, sequence, NUM_TOKENS), expected)
     for row in (0, 15, 255, 256, 600):  # alone in a call
         assert_same_bits(attend(four, pool, [Piece(sequence, row, row + 1)])[0], expected[row])
+
+
+@pytest.mark.parametrize("window", [0, 37, 300])
+@pytest.mark.parametrize("kv_format", ["int8", "k8v4", "int4"])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_values_of_uneven_sizes(instruction_set: str, kv_format: str, window: int) -> None:
+    """Where weights are rounded in units that values give, a row's units are of what it sees, and of nothing else."""
+    geometry, options = Geometry(6, 2, 64, kv_format), Options(window=window)
+    pool, rng = Pool(geometry, 40), np.random.default_rng(11)
+    q, k, v = random_sequence(geometry, NUM_TOKENS, seed=11)
+    v *= np.exp2(rng.integers(-100, 30, (2, NUM_TOKENS, 1))).astype(np.float32)
+    v[:, rng.integers(0, NUM_TOKENS, 60)] = 0
+    v[:, rng.integers(0, NUM_TOKENS, 60)] = 3e4
+    sequence, ops = pool.add(q, k, v), NativeOps(2, instruction_set)
+    expected = decode(ops, pool, sequence, options)
+    assert np.isfinite(expected).all()
+    for chunk in (7, 100, NUM_TOKENS):
+        assert_same_bits(attend_in_chunks(ops, pool, sequence, chunk, options), expected)
 
 
 @few_cases

@@ -106,6 +106,35 @@ def test_little_weights_keep_their_bits_beside_a_large_one() -> None:
     assert np.rint(255 * weight / 0.999) == 0  # what a single unit for all would leave of each
 
 
+@pytest.mark.parametrize("score", [1e3, 1e6, 1e8, -1e8])
+@pytest.mark.parametrize("kv_format", ["int8", "k8v4", "int4"])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_scores_may_lie_anywhere(instruction_set: str, kv_format: str, score: float) -> None:
+    """One key has all the weight, with a score so large that a score of one unit less is the same number."""
+    size = np.float32(np.sqrt(abs(score)))
+    for seed in range(8):
+        pool = Pool(Geometry(1, 1, 32, kv_format), 24)
+        q, k, v = random_sequence(pool.geometry, 300, seed=seed)
+        favourite = 37 * seed + 5
+        q[...], k[...] = 0, 0
+        q[:, :, 0], k[:, :, 0] = size, -2 * size
+        k[:, favourite, 0] = np.copysign(size, score)
+        found = attend(NativeOps(1, instruction_set), pool, [Piece(pool.add(q, k, v), 299, 300)], scale=1.0)
+        error = np.abs(found[0, 0] - v[0, favourite]).max()
+        assert error < (0.02 if kv_format == "int8" else 0.15) * np.abs(v[0, favourite]).max()
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "k8v4", "int4"])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_values_that_are_all_the_same(instruction_set: str, kv_format: str) -> None:
+    """Of 4 bits, their scales are 0, and all of them is in what is added apart."""
+    pool = Pool(Geometry(6, 2, 64, kv_format), 8)
+    q, k, v = random_sequence(pool.geometry, 90, seed=4)
+    v[...] = np.float32(98304)  # a number of bf16
+    found = attend(NativeOps(2, instruction_set), pool, [Piece(pool.add(q, k, v), 0, 90)])
+    assert np.abs(found / np.float32(98304) - 1).max() < (0.02 if kv_format == "int8" else 0.001)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_a_query_that_is_not_finite_gives_nan_to_its_row_alone(instruction_set: str, bad: float) -> None:

@@ -21,7 +21,8 @@ from octavo.kernels.ops import F32, AttentionBatch, AttentionProjection, Ops, Ro
 from octavo.models.balance import key_scales
 
 _HIDDEN, _DIM, _HEADS, _KV_HEADS, _WIDE = 64, 64, 2, 1, 96
-_CHUNKS = (21, 1)  # tokens: a prefill, which ends inside a tile, and a step of decoding
+_CHUNKS = (277, 1)  # tokens: a prefill, which ends inside a tile of its second span, and a step of decoding
+_BLOCKS = -(-sum(_CHUNKS) // 16)
 
 
 def numerics(ops: Ops, weights_dtype: str, kv_formats: Iterable[str]) -> str:
@@ -29,8 +30,9 @@ def numerics(ops: Ops, weights_dtype: str, kv_formats: Iterable[str]) -> str:
     found = sha256(weights_dtype.encode())
     for kv_format in sorted(set(kv_formats)):
         found.update(kv_format.encode())
-        for part in _layer(ops, weights_dtype, kv_format):
-            found.update(part.tobytes())
+        for has_scales in (False, True) if kv_format == WEIGHED_FORMAT else (False,):
+            for part in _layer(ops, weights_dtype, kv_format, has_scales):
+                found.update(part.tobytes())
     return found.hexdigest()
 
 
@@ -41,12 +43,13 @@ def _numbers(seed: int, *shape: int) -> F32:
     return (mixed.astype(np.float32) / np.float32(2**23) - np.float32(1)).reshape(shape)
 
 
-def _layer(ops: Ops, weights_dtype: str, kv_format: str) -> list[F32]:
+def _layer(ops: Ops, weights_dtype: str, kv_format: str, has_scales: bool) -> list[F32]:
+    """has_scales: of channels, as the weights of models with norms of heads tell them."""
     groups = build_groups([LayerGeometry(_KV_HEADS, _DIM, kv_format)])
-    storage = KVStorage(KVSpec(groups, 16), 2 * len(groups))
+    storage = KVStorage(KVSpec(groups, 16), _BLOCKS * len(groups))
     (kv,) = storage.layers
-    tables = np.arange(2 * len(groups), dtype=np.int32).reshape(len(groups), 1, 2)
-    angles = _numbers(1, 32, _DIM // 2)
+    tables = np.arange(_BLOCKS * len(groups), dtype=np.int32).reshape(len(groups), 1, _BLOCKS)
+    angles = _numbers(1, 16 * _BLOCKS, _DIM // 2)
     rope = RopeTable(angles, np.sqrt(1 - angles * angles))
     qkv = ops.pack_linear(_numbers(2, (_HEADS + 2 * _KV_HEADS) * _DIM, _HIDDEN), None, weights_dtype)
     output = ops.pack_linear(_numbers(3, _HIDDEN, _HEADS * _DIM), None, weights_dtype)
@@ -54,7 +57,7 @@ def _layer(ops: Ops, weights_dtype: str, kv_format: str) -> list[F32]:
     down = ops.pack_linear(_numbers(5, _HIDDEN, _WIDE), None, weights_dtype)
     norm = _numbers(6, _HIDDEN) + 2
     projection = AttentionProjection(norm, 1e-5, qkv)
-    if kv_format == WEIGHED_FORMAT:
+    if has_scales:
         scales = key_scales(ops, projection, _KV_HEADS, _DIM, rope)
         kv = replace(kv, k_scales=scales, v_scales=np.ones_like(scales))
     found, start = [], 0

@@ -75,9 +75,9 @@ def _span(scores: F32, v: Codes) -> tuple[np.float32, float, F64]:
     logs = (bits * 2.0**-23 + np.float64(np.float32(0.1 - 127))).astype(np.float32)  # at least log2, at most 0.1 more
     for start in range(0, len(scores), UNIT_KEYS):
         keys = slice(start, start + UNIT_KEYS)
-        bound = (scores[keys] + logs[keys]).max() - most
-        shift = np.float32(max(np.ceil(bound), LEAST_EXPONENT) - 8)
-        weights = _exp2(scores[keys] - (most + shift))
+        below = scores[keys] - most
+        shift = np.float32(max(np.ceil((below + logs[keys]).max()), LEAST_EXPONENT) - 8)
+        weights = _exp2(below - shift)
         unit = 2.0 ** float(shift)
         total += float(weights.sum(dtype=np.float64)) * unit
         values += (np.rint(weights * v.scales[keys]) @ v.codes[keys].astype(np.float64)) * unit

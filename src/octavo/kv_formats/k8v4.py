@@ -1,9 +1,9 @@
 """K as in `int8`; V in 4 bits with a bfloat16 scale and minimum for each token and head (KIVI's way with V, 2024).
 
 minimum = bfloat16(smallest value), scale = bfloat16((largest - smallest) / 15); code = (value - minimum) / scale, to
-the nearest, ties to even, within 0 to 15. Decoded: bfloat16(scale * code + minimum). A V tile: codes, 16 scales, 16
-minima; codes are [4][head_dim / 32][16][4]: four tokens to a word, dimensions d (low bits) and d + 16 of each 32 to a
-byte.
+the nearest, ties to even, within 0 to 15. Decoded: bfloat16(scale * code + minimum), but for kernels that multiply
+codes as whole numbers and need no such rounding. A V tile: codes, 16 scales, 16 minima; codes are
+[4][head_dim / 32][16][4]: four tokens to a word, dimensions d (low bits) and d + 16 of each 32 to a byte.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ struct Bf16DotTiles {
   static constexpr int vectors_for(int rows) { return vectors_that_fit(rows); }
   static constexpr int value_vectors_for(int rows) { return vectors_for(rows); }
   static constexpr bool kCutsV = true, kHasUnits = false;
-  static constexpr int kItemBytes = 2;  // of a number in a tile
+  static constexpr int kItemBytes = 2, kValueItemBytes = 2;  // of a number in a K or V tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
     for (int d = 0; d < head_dim; d += 16) {

@@ -45,7 +45,7 @@ struct ByteScores {
   // bytes (and four low ones) after each other.
   static constexpr int kQueryFactor = 0, kQueryBegin = 1, kQueryCodes = 16, kQueryWords = kQueryCodes + kMaxDim / 4 * kQueryBytes;
   static constexpr float kMaxQuery = kQueryBytes == 1 ? 127.f : 127.f * 256;
-  static constexpr int kItemBytes = 0;  // no tile is prepared
+  static constexpr int kItemBytes = 0;  // no K tile is prepared
   static constexpr int vectors_for(int rows) { return 2 * rows * kQueryBytes <= kAccumulators ? 2 : 1; }
 
   // A query with a NaN or an infinity has a NaN for its factor; one of numbers below 1e-30 is 0.

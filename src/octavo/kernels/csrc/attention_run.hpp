@@ -5,7 +5,7 @@
 // computed with as they lie (kPrepares), `prepare` makes those of a span in a thread's memory, and may ask for the next
 // span's meanwhile (kPrefetches). With kReadsCodes, few rows are computed by `CodeTiles` from the codes as they lie: the
 // same operations on the same values, so the same bits. With kTails, rows read K of their own tile in a tail, in the form
-// that `prepare` gives to tiles.
+// that `prepare` gives to tiles. With kAsksForWholeTiles, what is computed with asks for the next span's tiles as a whole.
 #pragma once
 #include "attention_plan.hpp"
 #include "attention_turns.hpp"
@@ -17,7 +17,8 @@ namespace OCTAVO_ISA {
 template <class Arithmetic>
 struct PlainForm {
   using Tiles = Arithmetic;
-  static constexpr bool kPrepares = false, kPrefetches = false, kReadsCodes = false, kScaled = false, kTails = false, kAsksForWholeTiles = false;
+  static constexpr bool kPrepares = false, kPrefetches = false, kReadsCodes = false, kScaled = false, kTails = false;
+  static constexpr bool kAsksForWholeTiles = false;
 };
 
 namespace {
@@ -37,7 +38,7 @@ struct Carver {
 
 // Room for the tiles of a span, as a form's `prepare` makes them.
 struct PreparedTiles {
-  uint8_t *k, *v;              // [kSpanTiles][16 * k_dim or v_dim * 4 bytes at most]
+  uint8_t *k, *v;                          // [kSpanTiles][16 * k_dim or v_dim * 4 bytes at most]
   float *k_scales, *v_scales, *v_middles;  // [kSpanKeys]
 };
 
@@ -82,9 +83,9 @@ ThreadSpace carve_thread(Carver& carver, const AttentionPlan& plan) {
   space.q = carver.take<uint32_t>(static_cast<size_t>(plan.max_rows) * Form::Tiles::kQueryWords);
   space.o = carver.take<float>(row_floats);
   if constexpr (Form::kPrepares) {
-    constexpr size_t item_bytes = Form::Tiles::kItemBytes;
-    space.prepared.k = carver.take<uint8_t>(plan.rule.k_dim * item_bytes * kSpanKeys);
-    space.prepared.v = carver.take<uint8_t>(plan.rule.v_dim * item_bytes * kSpanKeys);
+    using Tiles = typename Form::Tiles;
+    space.prepared.k = carver.take<uint8_t>(static_cast<size_t>(plan.rule.k_dim) * Tiles::kItemBytes * kSpanKeys);
+    space.prepared.v = carver.take<uint8_t>(static_cast<size_t>(plan.rule.v_dim) * Tiles::kValueItemBytes * kSpanKeys);
     space.prepared.k_scales = carver.take<float>(kSpanKeys);
     space.prepared.v_scales = carver.take<float>(kSpanKeys);
     space.prepared.v_middles = carver.take<float>(kSpanKeys);

@@ -76,7 +76,7 @@ OCTAVO_INLINE F16 weight_exp2(F16 x) {
 }
 
 #if defined(__AVX512F__)
-// 2^x for x <= 0, NaN for NaN, for weights that are then rounded to bf16: degree 3, relative error 7.5e-5; below 2^-126
+// 2^x for x below 127, NaN for NaN, for weights that are then rounded to bf16 or 8 bits: degree 3, relative error 7.5e-5; below 2^-126
 // denormals, which that rounding makes 0, and 0 from -200 on; 2^0 is exactly 1. No comparison makes a mask: on AMD's
 // processors the units that multiply bf16 pairs do those, as they do the three multiply-adds; the rest runs beside them.
 constexpr float kExp2Terms[5] = {-200.f, 0.0551716649f, 0.242611122f, 0.693260986f, 1.f};

@@ -2,7 +2,8 @@
 //
 // Law 1 lives here. A row's result is made of chains of additions (over head_dim for a score, over the span's keys for
 // an element of O) that do not depend on which rows or tiles are computed beside it. Keys that a row may not see get
-// weight 0 by selection, and the V of slots that no row may see is replaced by 0 before it is multiplied.
+// weight 0 by selection, and the V of slots that no row may see is replaced by 0 before it is multiplied; of V in codes that
+// are multiplied as whole numbers, scales and middles are, since 0 times any code is 0.
 #pragma once
 #include <type_traits>
 

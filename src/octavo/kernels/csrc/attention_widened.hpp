@@ -32,7 +32,7 @@ struct WidenedTiles {
   static constexpr int vectors_for(int rows) { return vectors_that_fit(rows); }
   static constexpr int value_vectors_for(int rows) { return vectors_for(rows); }
   static constexpr bool kCutsV = true, kHasUnits = false;
-  static constexpr int kItemBytes = 4 / kPerWord;  // of a number in a tile
+  static constexpr int kItemBytes = 4 / kPerWord, kValueItemBytes = kItemBytes;  // of a number in a K or V tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {
     for (int d = 0; d < head_dim; d += 16) store(reinterpret_cast<float*>(q) + d, mul(load(x + d), scale));

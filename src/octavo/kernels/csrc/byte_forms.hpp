@@ -49,7 +49,6 @@ struct ByteForm {
 struct Int4Form {
   using Tiles = Int4Tiles<kMaxHeadDim>;
   static constexpr bool kPrepares = true, kPrefetches = true, kScaled = true, kReadsCodes = false, kTails = true;
-  static constexpr bool kAsksForWholeTiles = false;
 
   static void prepare(const KVLayerArgs& kv, const SpanRule& rule, const TileRange& range, const TileRange* next,
                       const PreparedTiles& room, SpanTiles& tiles) {

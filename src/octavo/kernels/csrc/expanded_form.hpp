@@ -75,7 +75,7 @@ template <KVFormat kFormat>
 struct ExpandedLatentForm {
   using Tiles = Bf16Arithmetic<kMaxLatentDim>;
   static constexpr bool kPrepares = true, kPrefetches = true, kScaled = has_token_scales(kFormat), kReadsCodes = false,
-                        kTails = false, kAsksForWholeTiles = true;
+                        kTails = false;
 
   static void prepare(const KVLayerArgs&, const SpanRule& rule, const TileRange& range, const TileRange* next,
                       const PreparedTiles& room, SpanTiles& tiles) {
