@@ -23,6 +23,7 @@ I32 = npt.NDArray[np.int32]
 
 SPAN_KEYS, UNIT_KEYS = 256, 32
 QUERY_8, QUERY_16 = 127, 127 * 256  # the largest codes of a query
+FAR_SCORE = 1024  # from there on, differences from the largest score are what is added to
 LEAST_EXPONENT = -110  # units of weights stay normal numbers
 _EXP2 = (0.0551716649, 0.242611122, 0.693260986, 1.0)  # 2^f, |f| <= 1/2: relative error 7.5e-5
 
@@ -71,13 +72,14 @@ def attend(q: F32, k: Codes, v: Codes, first: int = 0, largest: int = QUERY_8) -
 def _span(scores: F32, v: Codes) -> tuple[np.float32, float, F64]:
     """The largest score, the sum of the weights, and weights x V."""
     most, total, values = scores.max(), 0.0, np.zeros(v.codes.shape[1])
+    is_far = abs(most) >= FAR_SCORE
+    scores, base = (scores - most, np.float32(0)) if is_far else (scores, most)
     bits = np.ascontiguousarray(v.scales, np.float32).view(np.int32).astype(np.float32)
     logs = (bits * 2.0**-23 + np.float64(np.float32(0.1 - 127))).astype(np.float32)  # at least log2, at most 0.1 more
     for start in range(0, len(scores), UNIT_KEYS):
         keys = slice(start, start + UNIT_KEYS)
-        below = scores[keys] - most
-        shift = np.float32(max(np.ceil((below + logs[keys]).max()), LEAST_EXPONENT) - 8)
-        weights = _exp2(below - shift)
+        shift = np.float32(max(np.ceil((scores[keys] + logs[keys]).max() - base), LEAST_EXPONENT) - 8)
+        weights = _exp2(scores[keys] - (base + shift))
         unit = 2.0 ** float(shift)
         total += float(weights.sum(dtype=np.float64)) * unit
         values += (np.rint(weights * v.scales[keys]) @ v.codes[keys].astype(np.float64)) * unit

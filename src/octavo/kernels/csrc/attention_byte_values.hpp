@@ -44,6 +44,7 @@ struct ByteValues {
   static constexpr int kRowLimit = kMaxRows, kWeighTiles = 2, kValueItemBytes = 0;  // no V tile is prepared
   static constexpr bool kCutsV = false, kHasUnits = true;  // 0 times a code is 0, whatever the code
   static constexpr int value_vectors_for(int) { return 2; }
+  static constexpr float kFarScore = 1024.f;
 
   // The logarithms of V's scales, a little too large. Returns what is added to units: NaN where a scale is not finite.
   OCTAVO_INLINE float log_scales(int first_tile, int num_tiles, const float* scales, float* logs) {
@@ -57,32 +58,35 @@ struct ByteValues {
   }
 
   // Of a row and each two tiles: the power of two above all weights times scales, and 2^-8 of that, the unit. A key that the
-  // row does not see has a score of -inf, and is in neither. Sums and differences are of scores less the largest: their bits
-  // must not depend on where all scores lie.
+  // row does not see has a score of -inf, and is in neither. Scores far from 0, whose last bits would be lost in sums, are
+  // made differences from the largest first.
   OCTAVO_INLINE void set_units(SpanBuffers& buffers, int row, int first_tile, int num_tiles, float max_score, float wrong) {
-    const F16 largest = set1(max_score);
+    F16 largest = set1(max_score);
+    if (!(__builtin_fabsf(max_score) < kFarScore)) {
+      for (int tile = first_tile / 2 * 2; tile < (num_tiles + 1) / 2 * 2; tile++)
+        store(buffers.scores[row] + tile * 16, sub(load(buffers.scores[row] + tile * 16), largest));
+      largest = zero();
+    }
     __m512 most[kSpanTiles / 2];
 #pragma GCC unroll 8
     for (int tile = 0; tile < kSpanTiles; tile += 2) {
       const float *scores = buffers.scores[row] + tile * 16, *logs = buffers.logs + tile * 16;
-      const F16 low = sub(load(scores), largest), high = sub(load(scores + 16), largest);
-      const F16 bounds = max(add(low, load(logs)), add(high, load(logs + 16)));
+      const F16 bounds = max(add(load(scores), load(logs)), add(load(scores + 16), load(logs + 16)));
       most[tile / 2] = tile + 1 >= first_tile && tile < num_tiles ? bounds.v : _mm512_set1_ps(-__builtin_inff());
     }
-    const F16 above = {_mm512_maskz_roundscale_ps(0xffff, largest_of_8(most), _MM_FROUND_TO_POS_INF)};
+    const F16 bound = sub({largest_of_8(most)}, largest), above = {_mm512_maskz_roundscale_ps(0xffff, bound.v, _MM_FROUND_TO_POS_INF)};
     const F16 shift = sub(max(above, set1(-110.f)), set1(8.f));
-    store(buffers.shifts[row], shift);
+    store(buffers.begins[row], add(largest, shift));
     store(buffers.units[row], add(scale_by_power(set1(1.f), shift), set1(wrong)));
   }
 
   // Of a row and two tiles: weights 2^(score - max), in units, and their sum; times the scales of V as bytes.
-  OCTAVO_INLINE void weigh_row(SpanBuffers& buffers, int row, int tile, bool is_first, float max_score, const float* scales) {
+  OCTAVO_INLINE void weigh_row(SpanBuffers& buffers, int row, int tile, bool is_first, const float* scales) {
     const float* scores = buffers.scores[row] + tile * 16;
-    const F16 largest = set1(max_score), shift = set1(buffers.shifts[row][unit_at(tile)]), unit = set1(buffers.units[row][unit_at(tile)]);
+    const F16 begin = set1(buffers.begins[row][unit_at(tile)]), unit = set1(buffers.units[row][unit_at(tile)]);
     const float* terms = kExp2Terms;
     asm volatile("" : "+r"(terms));  // operands in memory: registers are for sums
-    const F16 low = rounded_exp2(sub(sub(load(scores), largest), shift), terms);
-    const F16 high = rounded_exp2(sub(sub(load(scores + 16), largest), shift), terms);
+    const F16 low = rounded_exp2(sub(load(scores), begin), terms), high = rounded_exp2(sub(load(scores + 16), begin), terms);
     const F16 sum = is_first ? zero() : load(buffers.sums[row]);
     if constexpr (Codes::kHasMiddles) {  // times the unit first: in units, weights may be 2^118
       const float* middles = buffers.middles + tile * 16;
@@ -103,26 +107,25 @@ struct ByteValues {
   // As in attention_widened.hpp, 32 keys at a time; half of many rows after the other, as registers allow.
   template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
   OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
-                            SpanBuffers& buffers, const float* max_scores, const float* scales, int head_dim, int column,
+                            SpanBuffers& buffers, const float*, const float* scales, int head_dim, int column,
                             float* out, const Shares* shares) {
     constexpr int kFirst = 4 * kRows <= kAccumulators ? kRows : (kRows + 1) / 2;
-    values_of<0, kFirst, kVectors, kPrefetch, kWeigh>(v, next, first_tile, num_tiles, buffers, max_scores, scales, head_dim, column, out, shares);
+    values_of<0, kFirst, kVectors, kPrefetch, kWeigh>(v, next, first_tile, num_tiles, buffers, scales, head_dim, column, out, shares);
     if constexpr (kFirst < kRows)
-      values_of<kFirst, kRows, kVectors, false, kWeigh>(v, next, first_tile, num_tiles, buffers, max_scores, scales, head_dim, column, out, shares);
+      values_of<kFirst, kRows, kVectors, false, kWeigh>(v, next, first_tile, num_tiles, buffers, scales, head_dim, column, out, shares);
   }
 
  private:
   template <int kFirst, int kEnd>
-  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* max_scores, const float* scales) {
-    for (int r = kFirst; r < kEnd; r++) weigh_row(buffers, r, tile, is_first, max_scores[r], scales);
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* scales) {
+    for (int r = kFirst; r < kEnd; r++) weigh_row(buffers, r, tile, is_first, scales);
   }
 
   // Of rows from kFirst to kEnd. They are weighed one by one while values of the two tiles before are added up: in units
   // that products leave idle.
   template <int kFirst, int kEnd, int kVectors, bool kPrefetch, bool kWeigh>
   OCTAVO_INLINE void values_of(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
-                               SpanBuffers& buffers, const float* max_scores, const float* scales, int head_dim, int column,
-                               float* out, const Shares* shares) {
+                               SpanBuffers& buffers, const float* scales, int head_dim, int column, float* out, const Shares* shares) {
     constexpr int kRows = kEnd - kFirst;
     static_assert(kRows <= kTileTokens / 2, "each row has a place in two tiles");
     F16 sum[kRows][kVectors];
@@ -130,9 +133,9 @@ struct ByteValues {
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
     const int first_pair = first_tile / 2 * 2;
     if (kWeigh) {
-      weigh<kFirst, kEnd>(buffers, first_pair, true, max_scores, scales);
+      weigh<kFirst, kEnd>(buffers, first_pair, true, scales);
       if (first_tile > first_pair && first_pair + 2 < num_tiles)  // an odd first tile has no time for all rows
-        weigh<kFirst, kEnd>(buffers, first_pair + 2, false, max_scores, scales);
+        weigh<kFirst, kEnd>(buffers, first_pair + 2, false, scales);
     }
     for (int pair = first_pair; pair < num_tiles; pair += 2) {
       __m512i dots[kRows][kVectors];
@@ -151,7 +154,7 @@ struct ByteValues {
 #pragma GCC unroll 8
         for (int step = 0; step < 8; step++) {
           add_quad(pair + step / 4, step % 4);
-          if (step < kRows) weigh_row(buffers, kFirst + step, pair + 2, false, max_scores[kFirst + step], scales);
+          if (step < kRows) weigh_row(buffers, kFirst + step, pair + 2, false, scales);
         }
       } else {
         const int end = pair + 2 < num_tiles ? pair + 2 : num_tiles;

@@ -15,8 +15,8 @@ struct SpanBuffers {
   alignas(64) float scores[kMaxRows][kSpanKeys];               // become the weights where those are f32
   alignas(64) uint32_t weight_pairs[kMaxRows][kSpanKeys / 2];  // weights as bf16, two keys to a word, or as bytes, four keys
   alignas(64) float sums[kMaxRows][16];                        // of the weights, lane by lane
-  // Where weights become whole numbers (attention_byte_values.hpp), for two tiles each: their unit, and its logarithm.
-  alignas(64) float units[kMaxRows][16], shifts[kMaxRows][16], logs[kSpanKeys], middle_sums[kMaxRows][16];
+  // Where weights become whole numbers (attention_byte_values.hpp), for two tiles each: their unit, and the score of one unit.
+  alignas(64) float units[kMaxRows][16], begins[kMaxRows][16], logs[kSpanKeys], middle_sums[kMaxRows][16];
   const float* middles;  // [kSpanKeys]
 };
 
