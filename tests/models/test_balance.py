@@ -194,7 +194,7 @@ def test_int8_alone_has_them_where_heads_have_norms(tmp_path: Path, family: str)
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
 def test_keys_are_more_exact_with_them(tmp_path: Path, family: str) -> None:
-    """What is large in k is small in q, by the matrices, which norms do not tell. In f32, so that codes alone are rounded."""
+    """What is large in k is small in q, by the matrices, which norms do not tell. In f32: codes alone are rounded."""
     path = (make_tiny_model if family == "qwen3" else make_family)(tmp_path / family, family)
     tensors = load_file(path / "model.safetensors")
     dim = load_model(open_model(path), NativeOps(1), "f32").config.head_dim
