@@ -42,6 +42,19 @@ def test_what_can_wait_is_held_until_the_interval_has_passed() -> None:
     assert got == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("num_open", "interval_s"), [(MANY, 0.5), (8, 0.5), (16, 1.0), (32, 2.0), (80, 5.0), (1000, 5.0)]
+)
+def test_many_readers_get_text_as_often_in_all_as_eight(num_open: int, interval_s: float) -> None:
+    loop = asyncio.new_event_loop()
+    outbox = Outbox(0.5)
+    outbox.send(100.0)
+    outbox.put(loop, print, can_wait=True)
+    assert not outbox.is_due(num_open, 100.0 + interval_s - 0.25)
+    assert outbox.is_due(num_open, 100.0 + interval_s)
+    loop.close()
+
+
 def test_without_an_interval_everything_is_due_at_once() -> None:
     loop = asyncio.new_event_loop()
     outbox = Outbox(0.0)

@@ -126,8 +126,8 @@ FLAGS: dict[str, Flag] = {
     # the engine
     "max_waiting": Flag("Requests that may wait; one more is refused with HTTP 429."),
     "stream_interval_ms": Flag(
-        "With more than four open requests, send text every so many milliseconds at most (first tokens and ends at "
-        "once); 0 sends every token by itself.",
+        "With more than four open requests, send text every so many milliseconds at most; with more than eight, in "
+        "proportion less often, up to ten times (first tokens and ends at once). 0 sends every token by itself.",
         "MILLISECONDS",
     ),
     # the server

@@ -13,8 +13,9 @@ MAX_STREAM_INTERVAL_MS = 10_000.0
 class EngineConfig:
     """`max_waiting` bounds the queue: a request that arrives while so many wait is refused, not kept.
 
-    With more than four open requests, text goes out every `stream_interval_ms` milliseconds at most, but for first
-    tokens and ends (outbox.py); 0 sends every token by itself. `eos_token_ids` None means the tokenizer's own. Texts of
+    With more than four open requests, text goes out every `stream_interval_ms` milliseconds at most (with more than
+    eight, in proportion less often), but for first tokens and ends (outbox.py); 0 sends every token by itself.
+    `eos_token_ids` None means the tokenizer's own. Texts of
     `inline_characters` or fewer are tokenised on the event loop, longer ones on a thread beside it.
     """
 

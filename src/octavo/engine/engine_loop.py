@@ -36,6 +36,8 @@ from octavo.errors import EngineOverloadedError, EngineStoppedError, InvalidRequ
 
 log = logging.getLogger("octavo.engine")
 
+_IDLE_PAUSE_S = 0.004  # before each part of idle work
+
 
 class EngineLoop:
     """Commands go in through `post`, deltas and replies go out between steps (outbox.py)."""
@@ -135,7 +137,7 @@ class EngineLoop:
 
     def _take_commands(self) -> list[Command]:
         """Sleeps while there is nothing to do."""
-        while self._idle_work and not self._commands and not self._core.has_work and self._idle_work():
+        while self._idle_work and self._nothing_comes() and self._idle_work():
             pass
         with self._wakeup:
             while not self._commands and not self._core.has_work:
@@ -143,6 +145,13 @@ class EngineLoop:
             taken = list(self._commands)
             self._commands.clear()
         return taken
+
+    def _nothing_comes(self) -> bool:
+        """Waits for it: idle work may hold Python's lock, and a request that is on its way needs it several times."""
+        if self._core.has_work:
+            return False
+        with self._wakeup:
+            return not self._wakeup.wait_for(lambda: bool(self._commands), _IDLE_PAUSE_S)
 
     def _handle(self, command: Command) -> None:
         match command:

@@ -13,10 +13,12 @@ class Outbox:
 
     Where few requests are open (`FEW_REQUESTS`), all leaves with its step. With more, what can wait is held until
     `interval_s` has passed since the last time: then a reader gets the text of several steps at once, and the threads
-    that send and read it take less of the processor from those that compute. What cannot wait takes all along.
+    that send and read it take less of the processor from those that compute. With more than `MANY_REQUESTS` the
+    interval is in proportion longer, up to `MOST_INTERVALS`, so that they send as often as those in all. What cannot
+    wait takes all along.
     """
 
-    FEW_REQUESTS = 4
+    FEW_REQUESTS, MANY_REQUESTS, MOST_INTERVALS = 4, 8, 10
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -33,7 +35,10 @@ class Outbox:
     def is_due(self, num_open: int, now: float) -> bool:
         if not self._waiting:
             return False
-        return self._is_urgent or num_open <= self.FEW_REQUESTS or now - self._left_s >= self._interval_s
+        if self._is_urgent or num_open <= self.FEW_REQUESTS:
+            return True
+        intervals = min(max(num_open / self.MANY_REQUESTS, 1.0), self.MOST_INTERVALS)
+        return now - self._left_s >= intervals * self._interval_s
 
     def send(self, now: float) -> list[asyncio.AbstractEventLoop]:
         """Sends all that waits. Returns the event loops that are closed: nobody reads there any more."""

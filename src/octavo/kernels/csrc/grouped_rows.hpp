@@ -16,15 +16,8 @@ constexpr uint32_t kLeastBits = 7u << 23;  // 2^-120: there, 127 / x is still fi
 constexpr int32_t kInfinityBits = 0x7f800000;
 
 struct RoundedGroup {
-  int8_t codes[kGroupInputs];
   float scale;
   int32_t sum;  // of the codes
-};
-
-struct FineGroup {
-  int8_t low[kGroupInputs], high[kGroupInputs];  // codes are 128 * high + low
-  float scale;
-  int32_t sum;
 };
 
 static inline float as_float(int32_t bits) {
@@ -68,14 +61,13 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
   return reduce_max(_mm512_maskz_max_epi32(0xffff, a, b));
 }
 
-OCTAVO_INLINE void round_group(const float* x, float largest, RoundedGroup& out) {
+OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
   const __m512 inverse = _mm512_set1_ps(127.f / largest);
   const __m512i low = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x), inverse));  // to nearest even, as below
   const __m512i high = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out.codes), _mm512_maskz_cvtepi32_epi8(0xffff, low));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out.codes + 16), _mm512_maskz_cvtepi32_epi8(0xffff, high));
-  out.scale = largest / 127.f;
-  out.sum = reduce_sum(_mm512_add_epi32(low, high));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_maskz_cvtepi32_epi8(0xffff, low));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + kGroupUnits / 2), _mm512_maskz_cvtepi32_epi8(0xffff, high));
+  return {largest / 127.f, reduce_sum(_mm512_add_epi32(low, high))};
 }
 #else
 OCTAVO_INLINE int32_t largest_bits(const float* x) {
@@ -89,86 +81,72 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
   return most;
 }
 
-OCTAVO_INLINE void round_group(const float* x, float largest, RoundedGroup& out) {
+OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
   const float inverse = 127.f / largest;
+  int8_t bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {
     const int32_t code = round_to_int(x[i] * inverse);
-    out.codes[i] = static_cast<int8_t>(code);
+    bytes[i] = static_cast<int8_t>(code);
     sum += code;
   }
-  out.scale = largest / 127.f;
-  out.sum = sum;
+  std::memcpy(codes, bytes, kGroupInputs);
+  return {largest / 127.f, sum};
 }
 #endif
 
-OCTAVO_INLINE void round_group(const float* x, float largest, FineGroup& out) {
+// Codes are 128 * high + low.
+OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32_t* low, int32_t* high) {
   const float inverse = 127.f / largest;
+  int8_t low_bytes[kGroupInputs], high_bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {
     const int32_t code = round_to_int(x[i] * inverse * 128.f);
-    const int32_t high = (code + 16448) / 128 - 128;  // to nearest; what is divided is not negative
-    out.high[i] = static_cast<int8_t>(high);
-    out.low[i] = static_cast<int8_t>(code - 128 * high);
+    const int32_t quotient = (code + 16448) / 128 - 128;  // to nearest; what is divided is not negative
+    high_bytes[i] = static_cast<int8_t>(quotient);
+    low_bytes[i] = static_cast<int8_t>(code - 128 * quotient);
     sum += code;
   }
-  out.scale = largest / 127.f * 0.0078125f;
-  out.sum = sum;
+  std::memcpy(low, low_bytes, kGroupInputs);
+  std::memcpy(high, high_bytes, kGroupInputs);
+  return {largest / 127.f * 0.0078125f, sum};
 }
 
-template <WeightsDtype kDtype, class Rounded>
-OCTAVO_INLINE void put_group(const Rounded& group, const int8_t* codes, int32_t* to, size_t rows) {
-  int32_t words[kGroupUnits + 2];
-  std::memcpy(words, codes, kGroupInputs);
-  std::memcpy(words + kGroupUnits, &group.scale, 4);
-  const float minimum_factor = group.scale * static_cast<float>(group.sum);
-  words[kGroupUnits + 1] = -lane_offset(kDtype) * group.sum;
-  if (kDtype == WeightsDtype::int4_min) std::memcpy(words + kGroupUnits + 1, &minimum_factor, 4);
-  for (int i = 0; i < kGroupUnits + 2; i++) to[i * rows] = words[i];
-}
-
-template <WeightsDtype kDtype>
-OCTAVO_INLINE void put_fine_group(const float* x, float largest, int32_t* to, int32_t* high, size_t rows) {
-  FineGroup group;
-  round_group(x, largest, group);
-  put_group<kDtype>(group, group.low, to, rows);
-  int32_t words[kGroupUnits];
-  std::memcpy(words, group.high, kGroupInputs);
-  for (int i = 0; i < kGroupUnits; i++) high[i * rows] = words[i];
-}
-
-template <WeightsDtype kDtype>
-OCTAVO_INLINE void put_coarse_group(const float* x, int32_t most, int32_t* to, size_t rows) {
-  RoundedGroup group = {};
-  if (most >= kInfinityBits) {
-    group.scale = __builtin_nanf("");
-  } else if (most >= static_cast<int32_t>(kLeastBits)) {
-    round_group(x, as_float(most), group);
-  }
-  put_group<kDtype>(group, group.codes, to, rows);
+// most: the bits of the largest magnitude.
+OCTAVO_INLINE RoundedGroup round_coarse_group(const float* x, int32_t most, int32_t* codes) {
+  if (most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) return round_group(x, as_float(most), codes);
+  std::memset(codes, 0, kGroupInputs);
+  return {most >= kInfinityBits ? __builtin_nanf("") : 0.f, 0};
 }
 
 template <WeightsDtype kDtype>
 static void round_row(const float* x, int num_inputs, int row, int rows, int32_t* packed, int32_t* high) {
   const int groups = num_groups(num_inputs), rest = num_inputs % kGroupInputs;
-  const size_t group_words = x_group_words(rows), stride = static_cast<size_t>(rows);
+  const size_t group_words = x_group_words(rows), codes_at = 1 + static_cast<size_t>(kGroupUnits) * row;
+  const size_t scale_at = 1 + static_cast<size_t>(kGroupUnits) * rows + row, offset_at = scale_at + rows;
   float padded[kGroupInputs] = {};
   if (rest) std::memcpy(padded, x + num_inputs - rest, static_cast<size_t>(rest) * 4);
   const auto at = [&](int group) { return rest && group == groups - 1 ? padded : x + group * kGroupInputs; };
   float sum = 0.f;
-  int32_t* most = packed + 1 + stride * kGroupUnits + row;  // kept where the scale goes
-  for (int group = 0; group < groups; group++, most += group_words) sum += as_float(*most = largest_bits(at(group)));
+  int32_t* to = packed;
+  // the largest are kept where scales go
+  for (int group = 0; group < groups; group++, to += group_words) sum += as_float(to[scale_at] = largest_bits(at(group)));
   const float bound = kOutlying * (sum / static_cast<float>(groups));
-  int32_t* to = packed + 1 + row;
-  high += row;
+  to = packed;
+  high += kGroupUnits * row;
   for (int group = 0; group < groups; group++, to += group_words, high += x_high_words(rows)) {
-    const int32_t bits = to[stride * kGroupUnits];
-    if (as_float(bits) > bound && bits >= static_cast<int32_t>(kLeastBits) && bits < kInfinityBits) {
-      put_fine_group<kDtype>(at(group), as_float(bits), to, high, stride);
-      packed[group_words * static_cast<size_t>(group)] |= 1 << row;
+    const int32_t most = to[scale_at];
+    RoundedGroup rounded;
+    if (as_float(most) > bound && most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) {
+      rounded = round_fine_group(at(group), as_float(most), to + codes_at, high);
+      *to |= 1 << row;
     } else {
-      put_coarse_group<kDtype>(at(group), bits, to, stride);
+      rounded = round_coarse_group(at(group), most, to + codes_at);
     }
+    const float minimum_factor = rounded.scale * static_cast<float>(rounded.sum);
+    to[offset_at] = -lane_offset(kDtype) * rounded.sum;
+    if (kDtype == WeightsDtype::int4_min) std::memcpy(to + offset_at, &minimum_factor, 4);
+    std::memcpy(to + scale_at, &rounded.scale, 4);
   }
 }
 
@@ -180,7 +158,7 @@ static void round_rows(const float* x, int num_inputs, int rows, int32_t* packed
   for (size_t group = 0; group < groups; group++, high += x_high_words(rows)) {
     const int32_t fine = packed[group * group_words];
     for (int row = 0; fine && row < rows; row++)
-      for (int i = 0; i < kGroupUnits && !(fine >> row & 1); i++) high[i * rows + row] = 0;
+      if (!(fine >> row & 1)) std::memset(high + kGroupUnits * row, 0, kGroupInputs);
   }
 }
 

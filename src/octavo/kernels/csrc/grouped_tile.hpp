@@ -21,10 +21,10 @@ constexpr int kMaxGroupedRows = 2;
 constexpr int max_grouped_panels(int) { return 1; }
 #endif
 
-// Packed x of a tile: for each group an int32 of bits, [8 units][rows] of four bytes, [rows] f32 scales, [rows] offsets: what
+// Packed x of a tile: for each group an int32 of bits, [rows][8 units] of four bytes, [rows] f32 scales, [rows] offsets: what
 // the codes' offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
-// Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. The high bytes, [groups][8 units]
-// [rows], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
+// Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. The high bytes, [groups][rows]
+// [8 units], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
 constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
 constexpr size_t x_high_words(int rows) { return static_cast<size_t>(kGroupUnits) * rows; }
 
@@ -49,7 +49,7 @@ OCTAVO_INLINE void add_unit(I16 (&dots)[R][P], const Codes (&codes)[P], const in
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
-    for (int p = 0; p < P; p++) dots[r][p] = add_products<kDtype>(dots[r][p], codes[p], x[r]);
+    for (int p = 0; p < P; p++) dots[r][p] = add_products<kDtype>(dots[r][p], codes[p], x[r * kGroupUnits]);
   }
 }
 
@@ -62,16 +62,16 @@ OCTAVO_INLINE void add_codes(I16 (&dots)[R][P], const uint8_t* w, size_t panel_b
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) codes[p] = load_codes(w + static_cast<size_t>(p) * panel_bytes + unit * 64);
     if (!kHalves) {
-      add_unit<kDtype, R, P>(dots, codes, x + unit * R);
+      add_unit<kDtype, R, P>(dots, codes, x + unit);
       continue;
     }
     Codes half[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) half[p] = low_codes(codes[p]);
-    add_unit<kDtype, R, P>(dots, half, x + unit * R);
+    add_unit<kDtype, R, P>(dots, half, x + unit);
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) half[p] = high_codes(codes[p]);
-    add_unit<kDtype, R, P>(dots, half, x + (unit + kGroupUnits / 2) * R);
+    add_unit<kDtype, R, P>(dots, half, x + unit + kGroupUnits / 2);
   }
 }
 

@@ -38,10 +38,11 @@ class RowRunner {
         run_block(table, pool_, spaces_[0], work, first, least(step, work.num_rows - first));
       return;
     }
-    const int even = (work.num_rows + pool_.num_threads() - 1) / pool_.num_threads();
-    Shared shared{this, &table, &work, least(kBlockRows, even)};
+    // as many blocks for each thread, of one size: none waits for a last one
+    const int threads = pool_.num_threads(), blocks = divide_up(divide_up(work.num_rows, kBlockRows), threads) * threads;
+    Shared shared{this, &table, &work, divide_up(work.num_rows, blocks)};
     for (Space& space : spaces_) reserve(table, space, work, shared.block_rows);
-    pool_.run((work.num_rows + shared.block_rows - 1) / shared.block_rows, run_piece, &shared);
+    pool_.run(divide_up(work.num_rows, shared.block_rows), run_piece, &shared);
   }
 
  private:
@@ -65,6 +66,7 @@ class RowRunner {
   };
 
   static int least(int a, int b) { return a < b ? a : b; }
+  static int divide_up(int a, int b) { return (a + b - 1) / b; }
 
   static void run_piece(void* context, int index, int thread) {
     const Shared& shared = *static_cast<const Shared*>(context);
