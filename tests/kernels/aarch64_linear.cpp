@@ -9,7 +9,7 @@
 namespace octavo {
 #define LEVEL(isa)                                                         \
   namespace isa {                                                          \
-  size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows); \
+  size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads); \
   void linear(ThreadPool& pool, const LinearArgs& args);                   \
   }
 LEVEL(portable)
@@ -27,7 +27,7 @@ template <class Scratch, class Run>
 static void run(ThreadPool& pool, const LinearWeights& weights, const std::vector<float>& x, int rows, Scratch scratch_bytes, Run linear) {
   std::vector<uint8_t> scratch;
   std::vector<float> out(static_cast<size_t>(rows) * weights.num_outputs);
-  linear(pool, {&weights, x.data(), out.data(), rows, false, aligned(scratch, scratch_bytes(weights, rows)), false});
+  linear(pool, {&weights, x.data(), out.data(), rows, false, aligned(scratch, scratch_bytes(weights, rows, pool.num_threads())), false});
   fwrite(out.data(), 4, out.size(), stdout);
 }
 
@@ -41,8 +41,8 @@ int main() {
   const WeightsDtype dtype = static_cast<WeightsDtype>(head[0]);
   std::vector<uint8_t> bytes;
   void* packed = aligned(bytes, packed_groups_bytes(outputs, inputs, dtype));
-  pack_groups(pool, w.data(), outputs, inputs, dtype, packed);
-  const LinearWeights weights = {packed, nullptr, outputs, inputs, dtype};
+  const bool ordinary = pack_groups(pool, w.data(), outputs, inputs, dtype, packed);
+  const LinearWeights weights = {packed, nullptr, outputs, inputs, dtype, ordinary};
   run(pool, weights, x, rows, portable::linear_scratch_bytes, portable::linear);
   run(pool, weights, x, rows, neon_dot::linear_scratch_bytes, neon_dot::linear);
 }

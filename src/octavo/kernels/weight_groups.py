@@ -2,7 +2,8 @@
 
 A group has codes and an f32 scale (4-bit groups of GGUF's q4_1 a minimum too). Of a product, the sums over a group are
 integers and exact; only the additions of groups are rounded. Activations are rounded to int8, but for outlying groups
-of a row, which would bring most of its error: they get 15 bits. It knows no layout of the kernels.
+of a row, which would bring most of its error: they get 15 bits. Their scales are of four sizes between two powers of 2,
+so that kernels can have the products of two scales from a table. It knows no layout of the kernels.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ U8 = npt.NDArray[np.uint8]
 
 GROUP = 32
 LEAST = np.float32(2.0**-120)  # a group whose numbers are all smaller counts as zeros
+SCALE_STEP = np.uint32(1 << 21)  # of the bits of an activation's scale: it is a power of 2 times 1, 1.25, 1.5 or 1.75
 OUTLYING = np.float32(4)  # times the mean of a row's groups: from there on a group's largest number is outlying
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}  # GGUF's blocks that groups hold without a second rounding
 
@@ -63,21 +65,26 @@ def round_groups(values: F32, weights_dtype: str) -> Groups:
 
 
 def round_inputs(values: F32) -> Groups:
-    """As int8 by `round_groups`, but outlying groups in steps of a 128th: codes to 127 * 128.
+    """To codes of -127 to 127; outlying groups in steps of a 128th, so to 127 * 128. To nearest, ties to even.
 
-    Whether a group is outlying depends on its row alone.
+    scale: the least of those that `SCALE_STEP` leaves, at least largest absolute value / 127. Whether a group is
+    outlying depends on its row alone. A group with a number that is not finite gets codes of 0 and a scale of NaN.
     """
-    rounded, padded = round_groups(values, "int8"), _in_groups(values)
+    padded = _in_groups(values)
     largest = np.abs(padded).max(axis=-1)
+    finite = np.isfinite(largest)
+    live = finite & (largest >= LEAST)
     with np.errstate(over="ignore", invalid="ignore"):  # a row with a number that is not finite has no outlying group
         sums = np.add.accumulate(largest, axis=-1, dtype=np.float32)[:, -1:]  # one by one, as the kernels add
-        outlying = largest > OUTLYING * (sums / np.float32(largest.shape[1]))
-    outlying &= np.isfinite(largest) & (largest >= LEAST)
-    inverse = np.float32(127) / np.where(outlying, largest, np.float32(np.inf))
-    padded[~outlying] = 0
-    fine = np.rint(padded * inverse[..., np.newaxis] * np.float32(128)).astype(np.int32)
-    codes = np.where(outlying[..., np.newaxis], fine, rounded.codes)
-    return Groups(codes, np.where(outlying, rounded.scale / np.float32(128), rounded.scale), None, rounded.size)
+        outlying = live & (largest > OUTLYING * (sums / np.float32(largest.shape[1])))
+    least = np.where(live, largest, np.float32(127)) / np.float32(127)
+    scale = ((least.view(np.uint32) + SCALE_STEP - np.uint32(1)) & ~(SCALE_STEP - np.uint32(1))).view(np.float32)
+    inverse = np.float32(1) / scale * np.where(outlying, np.float32(128), np.float32(1))
+    padded[~live] = 0
+    codes = np.rint(padded * inverse[..., np.newaxis]).astype(np.int32)
+    scale = np.where(outlying, scale / np.float32(128), np.where(live, scale, np.float32(0)))
+    scale[~finite] = np.nan
+    return Groups(codes, scale.astype(np.float32), None, values.shape[1])
 
 
 def read_blocks(blocks: U8, kind: str) -> Groups:

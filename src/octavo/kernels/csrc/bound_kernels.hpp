@@ -46,7 +46,7 @@ class Kernels {
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     if (type >= WeightsDtype::int8)
-      pack_groups(pool_, from, n, k, type, linear->packed.data);
+      linear->weights.ordinary_scales = pack_groups(pool_, from, n, k, type, linear->packed.data);
     else
       pack_linear(pool_, from, n, k, type, linear->packed.data);
     return linear;
@@ -60,7 +60,7 @@ class Kernels {
     const uint8_t* from = blocks.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    pack_blocks(pool_, from, n, k, kind, linear->packed.data);
+    linear->weights.ordinary_scales = pack_blocks(pool_, from, n, k, kind, linear->packed.data);
     return linear;
   }
 

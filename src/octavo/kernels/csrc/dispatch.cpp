@@ -21,7 +21,7 @@ OCTAVO_DECLARE(avx512_bf16)
 // Sums of products of four bytes are of use to linear layers alone: all else is another level's, and compiled once.
 #define OCTAVO_LINEAR_LEVEL(isa, rest)                                     \
   namespace isa {                                                          \
-  size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows); \
+  size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads); \
   void linear(ThreadPool& pool, const LinearArgs& args);                   \
   bool linear_gates(const LinearWeights& weights, int num_rows);           \
   static const KernelTable& table() {                                      \

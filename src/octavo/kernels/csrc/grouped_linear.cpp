@@ -17,6 +17,9 @@ constexpr double kPieceMultiplyAdds = 12e6;
 constexpr int kPiecesPerThread = 8;
 constexpr double kInlineBytes = 32e3, kInlineMultiplyAdds = 4e5;  // less than a wake-up costs
 constexpr double kInlineRounded = 1 << 14;                        // numbers of x, likewise
+constexpr int kTableTiles = 3;  // that share panels: fewer do not repay a table of scales
+constexpr int kTableRows = 4;   // of a tile then, at least
+static_assert((kTableTiles - 1) * kMaxGroupedRows / kTableTiles >= kTableRows || !kHasScaleTables);
 
 struct Plan {
   int groups, num_panels;                // where gated, panels of the first half, each with that of the second half
@@ -31,7 +34,8 @@ struct Work {
   Plan plan;
   int num_threads, num_pieces, panels_per_piece, tile_panels;
   void (*round)(const float* x, int num_inputs, int rows, int32_t* packed, int32_t* high);
-  GroupedTileFn (*find)(int rows, int panels);
+  GroupedTileFn (*find)(int rows, int panels), (*find_with_table)(int rows, int panels);
+  void (*fill_table)(const uint8_t* weights, size_t panel_bytes, int panels, int groups, int32_t* out);  // null: has none
 };
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
@@ -67,6 +71,15 @@ int32_t* high_bytes_of_tile(const Work& work, int tile) {
   return reinterpret_cast<int32_t*>(first + work.plan.high_bytes * tile);
 }
 
+size_t table_bytes(const Plan& plan) { return 4 * kScaleTableWords * 2 * static_cast<size_t>(plan.groups); }  // of two panels
+
+bool can_have_tables(const LinearWeights& w, const Plan& plan) { return kHasScaleTables && w.ordinary_scales && plan.num_tiles >= kTableTiles; }
+
+int32_t* table_of_thread(const Work& work, int thread) {
+  uint8_t* first = static_cast<uint8_t*>(work.args.scratch) + (work.plan.tile_bytes + work.plan.high_bytes) * work.plan.num_tiles;
+  return reinterpret_cast<int32_t*>(first + table_bytes(work.plan) * thread);
+}
+
 void round_piece(void* context, int tile, int) {
   const Work& work = *static_cast<const Work*>(context);
   const int inputs = work.args.weights->num_inputs;
@@ -80,7 +93,7 @@ const uint8_t* next_share(const Plan& plan, const uint8_t* next, size_t offset) 
 }
 
 // A group of panels, all tiles of a block; next_panel: where the group after this one begins.
-void run_panels(const Work& work, int panel, int panels, int block, int next_panel) {
+void run_panels(const Work& work, int panel, int panels, int block, int next_panel, int thread) {
   const Plan& plan = work.plan;
   const LinearArgs& args = work.args;
   const bool gated = plan.gate_bytes != 0;
@@ -92,19 +105,24 @@ void run_panels(const Work& work, int panel, int panels, int block, int next_pan
   const size_t step = plan.num_tiles == 1 ? plan.panel_bytes / plan.groups : share;
   const bool whole = (panel + panels) * kLanes <= width && !args.weights->bias;
   const TileEnd end = gated ? TileEnd::gate : !whole ? TileEnd::keep : args.accumulate ? TileEnd::accumulate : TileEnd::put;
+  const uint8_t* from = weights + plan.panel_bytes * panel;
+  const size_t apart = gated ? plan.gate_bytes : plan.panel_bytes;
+  const bool by_table = work.fill_table && last - first >= kTableTiles;
+  int32_t* table = by_table ? table_of_thread(work, thread) : nullptr;
+  if (by_table) work.fill_table(from, apart, in_tile, plan.groups, table);
   float sums[kMaxGroupedRows * 4 * kLanes];
   for (int tile = first; tile < last; tile++) {
     const int row = first_row(plan, tile), rows = rows_of(plan, tile);
     const uint8_t* next = next_share(plan, weights + plan.panel_bytes * next_panel, share * plan.groups * (tile - first));
     float* out = end == TileEnd::keep ? sums : args.out + stride * row + panel * kLanes;
-    work.find(rows, in_tile)({weights + plan.panel_bytes * panel, gated ? plan.gate_bytes : plan.panel_bytes, rounded_tile(work, tile),
-                              high_bytes_of_tile(work, tile), plan.groups, out, stride, end, next, step});
+    const GroupedTileFn run = by_table ? work.find_with_table(rows, in_tile) : work.find(rows, in_tile);
+    run({from, apart, rounded_tile(work, tile), high_bytes_of_tile(work, tile), plan.groups, out, stride, end, next, step, table});
     for (int r = 0; end == TileEnd::keep && r < rows; r++)
       for (int p = 0; p < panels; p++) finish_row(args, row + r, panel + p, load(sums + (r * panels + p) * kLanes));
   }
 }
 
-void linear_piece(void* context, int index, int) {
+void linear_piece(void* context, int index, int thread) {
   const Work& work = *static_cast<const Work*>(context);
   const Plan& plan = work.plan;
   const int block = index % plan.num_blocks, first = index / plan.num_blocks * work.panels_per_piece;
@@ -113,7 +131,7 @@ void linear_piece(void* context, int index, int) {
   const int after = least(index + work.num_threads, work.num_pieces - 1) / plan.num_blocks * work.panels_per_piece;
   for (int panel = first, panels = work.tile_panels; panel < last; panel += panels) {
     while (panels > last - panel) panels /= 2;
-    run_panels(work, panel, panels, block, panel + panels < last ? panel + panels : after);
+    run_panels(work, panel, panels, block, panel + panels < last ? panel + panels : after, thread);
   }
 }
 
@@ -131,8 +149,15 @@ int choose_panels_per_piece(const Plan& plan, int num_threads, int num_rows, int
 
 template <WeightsDtype kDtype>
 Work make_work(const LinearArgs& args, const Plan& plan) {
-  const bool streamed = plan.num_tiles == 1;
-  return {args, plan, 1, 1, 1, 1, round_rows<kDtype>, streamed ? find_grouped_tile<kDtype, true> : find_grouped_tile<kDtype, false>};
+  constexpr int kAnyRows = 1;
+  const bool once = plan.num_tiles == 1;
+  Work work = {args, plan, 1, 1, 1, 1, round_rows<kDtype>, nullptr, nullptr, nullptr};
+  work.find = once ? find_grouped_tile<kDtype, TileReads::once, kAnyRows> : find_grouped_tile<kDtype, TileReads::shared, kAnyRows>;
+  if constexpr (kHasScaleTables) {
+    work.find_with_table = find_grouped_tile<kDtype, TileReads::with_table, kTableRows>;
+    if (can_have_tables(*args.weights, plan)) work.fill_table = fill_scale_table<kDtype>;
+  }
+  return work;
 }
 
 Work make_work(const LinearArgs& args) {
@@ -146,9 +171,10 @@ Work make_work(const LinearArgs& args) {
 
 }  // namespace
 
-size_t grouped_linear_scratch_bytes(const LinearWeights& weights, int num_rows) {
+size_t grouped_linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads) {
   const Plan plan = make_plan(weights, num_rows, false);
-  return (plan.tile_bytes + plan.high_bytes) * static_cast<size_t>(plan.num_tiles);
+  const size_t tables = can_have_tables(weights, plan) ? table_bytes(plan) * static_cast<size_t>(num_threads) : 0;
+  return (plan.tile_bytes + plan.high_bytes) * static_cast<size_t>(plan.num_tiles) + tables;
 }
 
 bool grouped_linear_gates(const LinearWeights& weights, int num_rows) {

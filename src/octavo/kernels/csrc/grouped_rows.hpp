@@ -1,8 +1,9 @@
 // Rows of x rounded in groups of 32, in the order in which a tile reads them (grouped_tile.hpp): to int8, outlying groups finer.
 //
-// A group's scale is its largest absolute value / 127. Where that is more than kOutlying times the mean of the row's groups',
-// the group would bring most of the row's error: it is rounded in steps of a 128th of that scale, to 15 bits. Groups below
-// 2^-120 count as zeros; one with a number that is not finite gets a scale of NaN, so that it reaches every output of its row.
+// A group's scale is the least one (grouped_scales.hpp) that is not below its largest absolute value / 127. Where the largest
+// is more than kOutlying times the mean of the row's groups', the group would bring most of the row's error: it is rounded in
+// steps of a 128th of that scale, to 15 bits. Groups below 2^-120 count as zeros; one with a number that is not finite gets a
+// scale of NaN, so that it reaches every output of its row.
 #pragma once
 #include <type_traits>
 
@@ -19,12 +20,6 @@ struct RoundedGroup {
   float scale;
   int32_t sum;  // of the codes
 };
-
-static inline float as_float(int32_t bits) {
-  float number;
-  std::memcpy(&number, &bits, 4);
-  return number;
-}
 
 // To nearest even, for magnitudes below 2^22: no bits are left for a fraction.
 OCTAVO_INLINE int32_t round_to_int(float x) {
@@ -62,12 +57,13 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
 }
 
 OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
-  const __m512 inverse = _mm512_set1_ps(127.f / largest);
+  const float scale = scale_of(largest);
+  const __m512 inverse = _mm512_set1_ps(1.f / scale);
   const __m512i low = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x), inverse));  // to nearest even, as below
   const __m512i high = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_maskz_cvtepi32_epi8(0xffff, low));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + kGroupUnits / 2), _mm512_maskz_cvtepi32_epi8(0xffff, high));
-  return {largest / 127.f, reduce_sum(_mm512_add_epi32(low, high))};
+  return {scale, reduce_sum(_mm512_add_epi32(low, high))};
 }
 #else
 OCTAVO_INLINE int32_t largest_bits(const float* x) {
@@ -82,7 +78,7 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
 }
 
 OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
-  const float inverse = 127.f / largest;
+  const float scale = scale_of(largest), inverse = 1.f / scale;
   int8_t bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {
@@ -91,13 +87,13 @@ OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* c
     sum += code;
   }
   std::memcpy(codes, bytes, kGroupInputs);
-  return {largest / 127.f, sum};
+  return {scale, sum};
 }
 #endif
 
 // Codes are 128 * high + low.
 OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32_t* low, int32_t* high) {
-  const float inverse = 127.f / largest;
+  const float scale = scale_of(largest), inverse = 1.f / scale;
   int8_t low_bytes[kGroupInputs], high_bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {
@@ -109,14 +105,14 @@ OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32
   }
   std::memcpy(low, low_bytes, kGroupInputs);
   std::memcpy(high, high_bytes, kGroupInputs);
-  return {largest / 127.f * 0.0078125f, sum};
+  return {scale * 0.0078125f, sum};
 }
 
 // most: the bits of the largest magnitude.
 OCTAVO_INLINE RoundedGroup round_coarse_group(const float* x, int32_t most, int32_t* codes) {
   if (most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) return round_group(x, as_float(most), codes);
   std::memset(codes, 0, kGroupInputs);
-  return {most >= kInfinityBits ? __builtin_nanf("") : 0.f, 0};
+  return {most >= kInfinityBits ? __builtin_nanf("") : 1.f, 0};
 }
 
 template <WeightsDtype kDtype>
@@ -130,7 +126,10 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
   float sum = 0.f;
   int32_t* to = packed;
   // the largest are kept where scales go
-  for (int group = 0; group < groups; group++, to += group_words) sum += as_float(to[scale_at] = largest_bits(at(group)));
+  for (int group = 0; group < groups; group++, to += group_words) {
+    to[scale_at] = largest_bits(at(group));
+    sum += as_float(to[scale_at]);
+  }
   const float bound = kOutlying * (sum / static_cast<float>(groups));
   to = packed;
   high += kGroupUnits * row;
@@ -142,6 +141,7 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
       *to |= 1 << row;
     } else {
       rounded = round_coarse_group(at(group), most, to + codes_at);
+      if (!is_ordinary_scale(rounded.scale)) *to |= kMarked;
     }
     const float minimum_factor = rounded.scale * static_cast<float>(rounded.sum);
     to[offset_at] = -lane_offset(kDtype) * rounded.sum;

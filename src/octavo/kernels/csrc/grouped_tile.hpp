@@ -3,7 +3,7 @@
 // minima), so all tiles give the same bits.
 #pragma once
 #include "exp_lanes.hpp"
-#include "group_lanes.hpp"
+#include "grouped_scales.hpp"
 #include "kernel_table.hpp"
 
 namespace octavo {
@@ -25,8 +25,14 @@ constexpr int max_grouped_panels(int) { return 1; }
 // the codes' offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
 // Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. The high bytes, [groups][rows]
 // [8 units], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
+// kMarked says that a scale is not ordinary (grouped_scales.hpp).
+constexpr int32_t kMarked = 1 << 30;
 constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
 constexpr size_t x_high_words(int rows) { return static_cast<size_t>(kGroupUnits) * rows; }
+
+// How a tile reads its panels: once, it alone, and fetches the next panels at the same rate; or as one of several, each of
+// which fetches its share of what comes next; or so, with a table of products of scales.
+enum class TileReads { once, shared, with_table };
 
 // What becomes of a tile's sums: kept apart as they are; stored or added to what is there, as rows of whole panels; or of
 // two panels, gate and up, the gated activation is stored.
@@ -42,6 +48,7 @@ struct GroupedTile {
   TileEnd end;
   const uint8_t* prefetch;  // what is wanted after this tile ...
   size_t prefetch_step;     // ... and how far to go in it with each group
+  const int32_t* table;     // `fill_scale_table` of these panels
 };
 
 template <WeightsDtype kDtype, int R, int P>
@@ -75,7 +82,8 @@ OCTAVO_INLINE void add_codes(I16 (&dots)[R][P], const uint8_t* w, size_t panel_b
   }
 }
 
-// The share of the high bytes, and the offsets. A call, since it is rare: the common way keeps all its registers.
+// The share of the high bytes, and the offsets. A call, since it is rare: the common way keeps all its registers. Of all rows:
+// those that are fine one after another take longer, since few sums wait for each other.
 template <WeightsDtype kDtype, int R, int P>
 __attribute__((noinline, cold)) static void add_high(I16 (&out)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* high,
                                                      const int32_t* offset) {
@@ -94,38 +102,88 @@ __attribute__((noinline, cold)) static void add_high(I16 (&out)[R][P], const uin
 }
 
 template <WeightsDtype kDtype, int R, int P>
-OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high) {
+OCTAVO_INLINE void begin_dots(I16 (&dots)[R][P], const int32_t* offset) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) dots[r][p] = set1_int(lane_offset(kDtype) ? offset[r] : 0);
+  }
+}
+
+// table: of this group; null: scales are multiplied.
+template <WeightsDtype kDtype, int R, int P, bool kTable>
+OCTAVO_INLINE void add_scaled(F16 (&sum)[R][P], const I16 (&dots)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* scale,
+                              const int32_t* table) {
   constexpr bool kMinimum = kDtype == WeightsDtype::int4_min;
-  const int32_t *codes = x + 1, *offset = codes + (kGroupUnits + 1) * R;
-  const float *scale = reinterpret_cast<const float*>(codes) + kGroupUnits * R, *rest = scale + R;
+  const float* rest = reinterpret_cast<const float*>(scale) + R;
+#pragma GCC unroll 4
+  for (int p = 0; p < P; p++) {
+    const uint8_t* from = w + static_cast<size_t>(p) * panel_bytes;
+    F16 weight_scale = zero();
+    if constexpr (!kTable) weight_scale = load_weight_scales<kDtype>(from);
+    const F16 minimum = kMinimum ? load_f16(from + kGroupScaleBytes / 2) : zero();
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      F16 both;
+      if constexpr (kTable)
+        both = scales_from_table<kDtype>(table + p * kScaleTableWords, scale[r]);
+      else
+        both = mul(weight_scale, set1(as_float(scale[r])));
+      sum[r][p] = fma(to_float(dots[r][p]), both, sum[r][p]);
+      if (kMinimum) sum[r][p] = fma(minimum, set1(rest[r]), sum[r][p]);
+    }
+  }
+}
+
+template <WeightsDtype kDtype, int R, int P>
+OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high) {
+  const int32_t *codes = x + 1, *scale = codes + kGroupUnits * R;
   I16 dots[R][P];
   if (__builtin_expect(*x != 0, 0)) {
     I16 begun[R][P];
-    add_high<kDtype, R, P>(begun, w + kGroupScaleBytes, panel_bytes, high, offset);
+    add_high<kDtype, R, P>(begun, w + kGroupScaleBytes, panel_bytes, high, scale + R);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++) dots[r][p] = begun[r][p];
     }
   } else {
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; p++) dots[r][p] = set1_int(lane_offset(kDtype) ? offset[r] : 0);
-    }
+    begin_dots<kDtype, R, P>(dots, scale + R);
   }
   add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
-#pragma GCC unroll 4
-  for (int p = 0; p < P; p++) {
-    const uint8_t* from = w + static_cast<size_t>(p) * panel_bytes;
-    const F16 weight_scale = kMinimum ? load_f16(from) : load(reinterpret_cast<const float*>(from));
-    const F16 minimum = kMinimum ? load_f16(from + kGroupScaleBytes / 2) : zero();
+  add_scaled<kDtype, R, P, false>(sum, dots, w, panel_bytes, scale, nullptr);
+}
+
+// A group whose scales do not all lie in the table. A call, as `add_high` is.
+template <WeightsDtype kDtype, int R, int P>
+__attribute__((noinline, cold)) static void add_group_apart(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x,
+                                                            const int32_t* high) {
+  add_group<kDtype, R, P>(sum, w, panel_bytes, x, high);
+}
+
+template <WeightsDtype kDtype, int R, int P>
+OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high,
+                                      const int32_t* table) {
+  if (__builtin_expect(*x != 0, 0)) {
+    F16 apart[R][P];  // so that `sum` itself has no address
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      sum[r][p] = fma(to_float(dots[r][p]), mul(weight_scale, set1(scale[r])), sum[r][p]);
-      if (kMinimum) sum[r][p] = fma(minimum, set1(rest[r]), sum[r][p]);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) apart[r][p] = sum[r][p];
     }
+    add_group_apart<kDtype, R, P>(apart, w, panel_bytes, x, high);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) sum[r][p] = apart[r][p];
+    }
+    return;
   }
+  const int32_t *codes = x + 1, *scale = codes + kGroupUnits * R;
+  I16 dots[R][P];
+  begin_dots<kDtype, R, P>(dots, scale + R);
+  add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
+  add_scaled<kDtype, R, P, true>(sum, dots, w, panel_bytes, scale, table);
 }
 
 template <int R, int P>
@@ -150,9 +208,7 @@ OCTAVO_INLINE void end_tile(const GroupedTile& tile, const F16 (&sum)[R][P]) {
   }
 }
 
-// kStreamed: the panels are read once, by this tile alone, and the next panels are fetched at the same rate. Otherwise
-// several tiles read them, and each fetches its share of what comes next.
-template <WeightsDtype kDtype, int R, int P, bool kStreamed>
+template <WeightsDtype kDtype, int R, int P, TileReads kReads>
 static void run_grouped_tile(const GroupedTile& tile) {
   constexpr size_t kBytes = group_bytes(kDtype);
   F16 sum[R][P];
@@ -162,10 +218,10 @@ static void run_grouped_tile(const GroupedTile& tile) {
     for (int p = 0; p < P; p++) sum[r][p] = zero();
   }
   const uint8_t *w = tile.weights, *next = tile.prefetch;
-  const int32_t *x = tile.x, *high = tile.x_high;
+  const int32_t *x = tile.x, *high = tile.x_high, *table = tile.table;
   const size_t panel_bytes = tile.panel_bytes, prefetch_step = tile.prefetch_step;
   for (int group = 0; group < tile.groups; group++) {
-    if (kStreamed) {
+    if (kReads == TileReads::once) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++)
 #pragma GCC unroll 9
@@ -174,7 +230,12 @@ static void run_grouped_tile(const GroupedTile& tile) {
       for (size_t line = 0; line < prefetch_step; line += 64) __builtin_prefetch(next + line, 0, 2);
     }
     next += prefetch_step;
-    add_group<kDtype, R, P>(sum, w, panel_bytes, x, high);
+    if constexpr (kReads == TileReads::with_table) {
+      add_group_by_table<kDtype, R, P>(sum, w, panel_bytes, x, high, table);
+      table += P * kScaleTableWords;
+    } else {
+      add_group<kDtype, R, P>(sum, w, panel_bytes, x, high);
+    }
     w += kBytes;
     x += x_group_words(R);
     high += x_high_words(R);
@@ -184,24 +245,24 @@ static void run_grouped_tile(const GroupedTile& tile) {
 
 using GroupedTileFn = void (*)(const GroupedTile&);
 
-template <WeightsDtype kDtype, int R, bool kStreamed>
+template <WeightsDtype kDtype, int R, TileReads kReads>
 static GroupedTileFn grouped_tile_of_rows(int panels) {
   if constexpr (max_grouped_panels(R) >= 4) {
-    if (panels == 4) return run_grouped_tile<kDtype, R, 4, kStreamed>;
+    if (panels == 4) return run_grouped_tile<kDtype, R, 4, kReads>;
   }
   if constexpr (max_grouped_panels(R) >= 2) {
-    if (panels == 2) return run_grouped_tile<kDtype, R, 2, kStreamed>;
+    if (panels == 2) return run_grouped_tile<kDtype, R, 2, kReads>;
   }
-  return run_grouped_tile<kDtype, R, 1, kStreamed>;
+  return run_grouped_tile<kDtype, R, 1, kReads>;
 }
 
-// The tile of `rows` rows (1 to kMaxGroupedRows) and `panels` panels (1, 2 or 4, at most max_grouped_panels(rows)).
-template <WeightsDtype kDtype, bool kStreamed, int R = kMaxGroupedRows>
+// The tile of `rows` rows (kLeast to kMaxGroupedRows) and `panels` panels (1, 2 or 4, at most max_grouped_panels(rows)).
+template <WeightsDtype kDtype, TileReads kReads, int kLeast, int R = kMaxGroupedRows>
 static GroupedTileFn find_grouped_tile(int rows, int panels) {
-  if constexpr (R > 1) {
-    if (rows < R) return find_grouped_tile<kDtype, kStreamed, R - 1>(rows, panels);
+  if constexpr (R > kLeast) {
+    if (rows < R) return find_grouped_tile<kDtype, kReads, kLeast, R - 1>(rows, panels);
   }
-  return grouped_tile_of_rows<kDtype, R, kStreamed>(panels);
+  return grouped_tile_of_rows<kDtype, R, kReads>(panels);
 }
 
 }  // namespace OCTAVO_ISA

@@ -20,6 +20,7 @@ struct LinearWeights {
   const float* bias;  // null: none
   int num_outputs, num_inputs;
   WeightsDtype dtype;
+  bool ordinary_scales = false;  // of groups: pack_groups.hpp
 };
 
 struct LinearArgs {
@@ -28,7 +29,7 @@ struct LinearArgs {
   float* out;      // [num_rows, num_outputs], or half as many where gated
   int num_rows;
   bool accumulate;
-  void* scratch;   // linear_scratch_bytes(weights, num_rows) bytes, 64-byte aligned
+  void* scratch;   // linear_scratch_bytes(weights, num_rows, threads of the pool) bytes, 64-byte aligned
   bool gated;      // out = silu_mul of what the first half of the outputs would be and the second; where linear_gates says so
 };
 
@@ -118,7 +119,7 @@ struct DrawArgs {
 
 struct KernelTable {
   const char* name;
-  size_t (*linear_scratch_bytes)(const LinearWeights&, int num_rows);
+  size_t (*linear_scratch_bytes)(const LinearWeights&, int num_rows, int num_threads);
   void (*linear)(ThreadPool&, const LinearArgs&);
   bool (*linear_gates)(const LinearWeights&, int num_rows);
   void (*embedding)(ThreadPool&, const LinearWeights&, const int32_t* token_ids, int num_rows, float* out);

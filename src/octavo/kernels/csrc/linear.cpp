@@ -156,8 +156,8 @@ Work make_work(const LinearArgs& args, const Plan& plan) {
 
 }  // namespace
 
-size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows) {
-  if (has_groups(weights.dtype)) return grouped_linear_scratch_bytes(weights, num_rows);
+size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads) {
+  if (has_groups(weights.dtype)) return grouped_linear_scratch_bytes(weights, num_rows, num_threads);
   const Plan plan = make_plan(weights, num_rows);
   return plan.tile_bytes * plan.num_tiles;
 }

@@ -5,7 +5,7 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows);
+size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads);
 void linear(ThreadPool& pool, const LinearArgs& args);
 bool linear_gates(const LinearWeights& weights, int num_rows);
 void embedding(ThreadPool& pool, const LinearWeights& table, const int32_t* token_ids, int num_rows, float* out);

@@ -1,5 +1,6 @@
 #include "pack_groups.hpp"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kPanelsPerPiece = 4;
+constexpr float kLeastOrdinary = 1.f / (1 << 26), kMostOrdinary = 1 << 26;
 constexpr float kLeast = 7.52316384526264e-37f;  // 2^-120: there, 127 / x is still finite
 
 // One group of one output, before it is spread over its panel. scale and minimum: as many bytes as the dtype stores.
@@ -25,6 +27,7 @@ struct Pack {
   WeightsDtype dtype;
   size_t block_bytes;  // 0: f32
   uint8_t* packed;
+  std::atomic<bool>* ordinary;
 };
 
 void round_group(const float* x, int count, WeightsDtype dtype, Group& out) {
@@ -62,6 +65,18 @@ void take_block(const uint8_t* block, WeightsDtype dtype, Group& out) {
   }
 }
 
+bool is_ordinary(const Group& group, WeightsDtype dtype) {
+  float scale;
+  uint16_t half;
+  std::memcpy(&scale, group.scale, 4);
+  std::memcpy(&half, group.scale, 2);
+  const float magnitude = std::fabs(dtype == WeightsDtype::int4_min ? from_f16(half) : scale);
+  if (magnitude != 0.f) return magnitude >= kLeastOrdinary && magnitude <= kMostOrdinary;
+  for (const uint8_t code : group.codes)
+    if (code != code_offset(dtype)) return false;
+  return true;
+}
+
 void place_group(const Group& group, WeightsDtype dtype, int lane, uint8_t* panel_group) {
   uint8_t* codes = panel_group + kGroupScaleBytes + lane * 4;
   if (dtype == WeightsDtype::int4_min) {
@@ -95,6 +110,7 @@ void pack_panel(const Pack& pack, int panel) {
         const float* x = static_cast<const float*>(pack.from) + row * static_cast<size_t>(pack.num_inputs) + start;
         round_group(x, left < kGroupInputs ? left : kGroupInputs, pack.dtype, group);
       }
+      if (!is_ordinary(group, pack.dtype)) pack.ordinary->store(false, std::memory_order_relaxed);
       place_group(group, pack.dtype, lane, out);
     }
   }
@@ -107,9 +123,12 @@ void pack_piece(void* context, int piece, int) {
     pack_panel(pack, panel);
 }
 
-void run_pack(ThreadPool& pool, Pack& pack) {
+bool run_pack(ThreadPool& pool, Pack& pack) {
+  std::atomic<bool> ordinary{true};
+  pack.ordinary = &ordinary;
   const int num_panels = (pack.num_outputs + kLanes - 1) / kLanes;
   pool.run((num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece, pack_piece, &pack);
+  return ordinary;
 }
 
 }  // namespace
@@ -119,14 +138,14 @@ size_t packed_groups_bytes(int num_outputs, int num_inputs, WeightsDtype dtype) 
   return panels * static_cast<size_t>(num_groups(num_inputs)) * group_bytes(dtype);
 }
 
-void pack_groups(ThreadPool& pool, const float* weight, int num_outputs, int num_inputs, WeightsDtype dtype, void* packed) {
-  Pack pack = {weight, num_outputs, num_inputs, dtype, 0, static_cast<uint8_t*>(packed)};
-  run_pack(pool, pack);
+bool pack_groups(ThreadPool& pool, const float* weight, int num_outputs, int num_inputs, WeightsDtype dtype, void* packed) {
+  Pack pack = {weight, num_outputs, num_inputs, dtype, 0, static_cast<uint8_t*>(packed), nullptr};
+  return run_pack(pool, pack);
 }
 
-void pack_blocks(ThreadPool& pool, const uint8_t* blocks, int num_outputs, int num_inputs, BlockKind kind, void* packed) {
-  Pack pack = {blocks, num_outputs, num_inputs, dtype_of_blocks(kind), block_bytes(kind), static_cast<uint8_t*>(packed)};
-  run_pack(pool, pack);
+bool pack_blocks(ThreadPool& pool, const uint8_t* blocks, int num_outputs, int num_inputs, BlockKind kind, void* packed) {
+  Pack pack = {blocks, num_outputs, num_inputs, dtype_of_blocks(kind), block_bytes(kind), static_cast<uint8_t*>(packed), nullptr};
+  return run_pack(pool, pack);
 }
 
 }  // namespace octavo

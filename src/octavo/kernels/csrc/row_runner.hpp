@@ -33,7 +33,7 @@ class RowRunner {
   void run(const KernelTable& table, const RowWork& work) {
     if (!are_shared(work.num_rows)) {
       const int step = work.second ? kBlockRows : work.num_rows;
-      reserve(table, spaces_[0], work, least(step, work.num_rows));
+      reserve(table, spaces_[0], work, least(step, work.num_rows), pool_.num_threads());
       for (int first = 0; first < work.num_rows; first += step)
         run_block(table, pool_, spaces_[0], work, first, least(step, work.num_rows - first));
       return;
@@ -41,7 +41,7 @@ class RowRunner {
     // as many blocks for each thread, of one size: none waits for a last one
     const int threads = pool_.num_threads(), blocks = divide_up(divide_up(work.num_rows, kBlockRows), threads) * threads;
     Shared shared{this, &table, &work, divide_up(work.num_rows, blocks)};
-    for (Space& space : spaces_) reserve(table, space, work, shared.block_rows);
+    for (Space& space : spaces_) reserve(table, space, work, shared.block_rows, 1);
     pool_.run(divide_up(work.num_rows, shared.block_rows), run_piece, &shared);
   }
 
@@ -75,15 +75,15 @@ class RowRunner {
   }
 
   // A piece must not throw, so memory is had before.
-  static void reserve(const KernelTable& table, Space& space, const RowWork& work, int rows) {
+  static void reserve(const KernelTable& table, Space& space, const RowWork& work, int rows, int num_threads) {
     const size_t count = static_cast<size_t>(rows);
-    size_t scratch = table.linear_scratch_bytes(*work.first, rows);
+    size_t scratch = table.linear_scratch_bytes(*work.first, rows, num_threads);
     if (work.out_norm) space.added.reserve(sizeof(float) * count * (work.second ? work.second : work.first)->num_outputs);
     if (work.norm) space.normed.reserve(sizeof(float) * count * work.first->num_inputs);
     if (work.second) {
       space.wide.reserve(sizeof(float) * count * work.first->num_outputs);
       space.inner.reserve(sizeof(float) * count * work.second->num_inputs);
-      const size_t other = table.linear_scratch_bytes(*work.second, rows);
+      const size_t other = table.linear_scratch_bytes(*work.second, rows, num_threads);
       if (other > scratch) scratch = other;
     }
     space.scratch.reserve(scratch);
