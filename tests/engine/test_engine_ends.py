@@ -170,6 +170,25 @@ def test_idle_work_is_done_while_there_is_nothing_else_and_between_requests(toke
     run(engine, work())
 
 
+def test_idle_work_without_end_lets_requests_through(tokenizer: Tokenizer) -> None:
+    done = [0]
+
+    def idle_work() -> bool:
+        done[0] += 1
+        return True
+
+    engine = AsyncEngine(new_core(checking_executor()), tokenizer, EngineConfig(), idle_work=idle_work)
+
+    async def work() -> None:
+        for _ in range(5):
+            await whole(engine, SamplingParams(max_tokens=3))
+        before = done[0]
+        while done[0] == before:
+            await asyncio.sleep(0.001)
+
+    run(engine, work())
+
+
 def test_idle_work_that_fails_fails_the_engine_with_an_answer_for_everybody(tokenizer: Tokenizer) -> None:
     def idle_work() -> bool:
         raise RuntimeError("no memory is left")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,15 +111,26 @@ def serve(
         engine = start_engine(opened, engine_config, seed, kv_curve=kv_curve)
         info = served_model(opened, served_model_names or (model or opened.name,))
         on_ready = partial(say_ready, info, server_config)
-        if record is None:
-            report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
-        else:
-            from octavo.cli.recording import recorded
+        with ExitStack() as around:
+            if record is not None:
+                from octavo.cli.recording import recorded
 
-            with recorded(record, opened, with_text=record_text):
-                report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
+                around.enter_context(recorded(record, opened, with_text=record_text))
+            around.enter_context(what_is_loaded_stays())
+            report = run_server(engine, info, server_config, bound=bound, on_ready=on_ready)
     click.echo(goodbye(report), err=True)
     click.echo(memory_line(opened), err=True)
+
+
+@contextmanager
+def what_is_loaded_stays() -> Iterator[None]:
+    """The collector of garbage need not look through it while requests wait."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def open_model(model: str | None, flags: ModelFlags, values: dict[str, Any]) -> OpenModel:
