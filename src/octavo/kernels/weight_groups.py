@@ -79,9 +79,9 @@ def round_inputs(values: F32) -> Groups:
         outlying = live & (largest > OUTLYING * (sums / np.float32(largest.shape[1])))
     least = np.where(live, largest, np.float32(127)) / np.float32(127)
     scale = ((least.view(np.uint32) + SCALE_STEP - np.uint32(1)) & ~(SCALE_STEP - np.uint32(1))).view(np.float32)
-    inverse = np.float32(1) / scale * np.where(outlying, np.float32(128), np.float32(1))
+    steps = np.where(outlying, np.float32(128), np.float32(1))[..., np.newaxis]
     padded[~live] = 0
-    codes = np.rint(padded * inverse[..., np.newaxis]).astype(np.int32)
+    codes = np.rint(padded * (np.float32(1) / scale)[..., np.newaxis] * steps).astype(np.int32)
     scale = np.where(outlying, scale / np.float32(128), np.where(live, scale, np.float32(0)))
     scale[~finite] = np.nan
     return Groups(codes, scale.astype(np.float32), None, values.shape[1])

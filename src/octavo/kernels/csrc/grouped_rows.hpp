@@ -13,7 +13,7 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr float kOutlying = 4.f;
-constexpr uint32_t kLeastBits = 7u << 23;  // 2^-120: there, 127 / x is still finite
+constexpr uint32_t kLeastBits = 7u << 23;  // 2^-120: there, 1 / scale is still finite
 constexpr int32_t kInfinityBits = 0x7f800000;
 
 struct RoundedGroup {
@@ -156,7 +156,7 @@ static void round_rows(const float* x, int num_inputs, int rows, int32_t* packed
   for (size_t group = 0; group < groups; group++) packed[group * group_words] = 0;
   for (int row = 0; row < rows; row++) round_row<kDtype>(x + static_cast<size_t>(row) * num_inputs, num_inputs, row, rows, packed, high);
   for (size_t group = 0; group < groups; group++, high += x_high_words(rows)) {
-    const int32_t fine = packed[group * group_words];
+    const int32_t fine = packed[group * group_words] & (kMarked - 1);
     for (int row = 0; fine && row < rows; row++)
       if (!(fine >> row & 1)) std::memset(high + kGroupUnits * row, 0, kGroupInputs);
   }

@@ -13,7 +13,7 @@ namespace OCTAVO_ISA {
 
 constexpr int kScaleSizes = 4;
 constexpr uint32_t kScaleStep = (1u << 23) / kScaleSizes;                                  // of a scale's bits
-constexpr uint32_t kLeastOrdinary = (127u - 100u) << 23, kMostOrdinary = (127u + 100u) << 23;  // 2^-100, 2^100
+constexpr uint32_t kLeastOrdinary = (127u - 60u) << 23, kMostOrdinary = (127u + 60u) << 23;  // 2^-60, 2^60
 constexpr size_t kScaleTableWords = kScaleSizes * kLanes;                                  // of a group of a panel
 
 OCTAVO_INLINE uint32_t bits_of(float x) {
@@ -43,7 +43,7 @@ OCTAVO_INLINE F16 load_weight_scales(const uint8_t* group) {
 #if defined(__AVX512F__)
 constexpr bool kHasScaleTables = true;
 
-// out: [groups][panels][4][16]. A weight scale of zero has no numbers to scale: any finite product will do.
+// out: [groups][panels][4][16]. Where a scale is zero all codes are (pack_groups.hpp): any finite product will do.
 template <WeightsDtype kDtype>
 static void fill_scale_table(const uint8_t* weights, size_t panel_bytes, int panels, int groups, int32_t* out) {
   for (int group = 0; group < groups; group++, weights += group_bytes(kDtype)) {

@@ -139,7 +139,7 @@ template <WeightsDtype kDtype, int R, int P>
 OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high) {
   const int32_t *codes = x + 1, *scale = codes + kGroupUnits * R;
   I16 dots[R][P];
-  if (__builtin_expect(*x != 0, 0)) {
+  if (__builtin_expect((*x & (kMarked - 1)) != 0, 0)) {
     I16 begun[R][P];
     add_high<kDtype, R, P>(begun, w + kGroupScaleBytes, panel_bytes, high, scale + R);
 #pragma GCC unroll 12

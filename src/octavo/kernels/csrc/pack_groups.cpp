@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kPanelsPerPiece = 4;
-constexpr float kLeastOrdinary = 1.f / (1 << 26), kMostOrdinary = 1 << 26;
+constexpr float kLeastOrdinary = 0x1p-66f, kMostOrdinary = 0x1p66f;
 constexpr float kLeast = 7.52316384526264e-37f;  // 2^-120: there, 127 / x is still finite
 
 // One group of one output, before it is spread over its panel. scale and minimum: as many bytes as the dtype stores.
@@ -65,16 +65,12 @@ void take_block(const uint8_t* block, WeightsDtype dtype, Group& out) {
   }
 }
 
-bool is_ordinary(const Group& group, WeightsDtype dtype) {
+float scale_of(const Group& group, WeightsDtype dtype) {
   float scale;
   uint16_t half;
   std::memcpy(&scale, group.scale, 4);
   std::memcpy(&half, group.scale, 2);
-  const float magnitude = std::fabs(dtype == WeightsDtype::int4_min ? from_f16(half) : scale);
-  if (magnitude != 0.f) return magnitude >= kLeastOrdinary && magnitude <= kMostOrdinary;
-  for (const uint8_t code : group.codes)
-    if (code != code_offset(dtype)) return false;
-  return true;
+  return dtype == WeightsDtype::int4_min ? from_f16(half) : scale;
 }
 
 void place_group(const Group& group, WeightsDtype dtype, int lane, uint8_t* panel_group) {
@@ -110,7 +106,11 @@ void pack_panel(const Pack& pack, int panel) {
         const float* x = static_cast<const float*>(pack.from) + row * static_cast<size_t>(pack.num_inputs) + start;
         round_group(x, left < kGroupInputs ? left : kGroupInputs, pack.dtype, group);
       }
-      if (!is_ordinary(group, pack.dtype)) pack.ordinary->store(false, std::memory_order_relaxed);
+      const float scale = std::fabs(scale_of(group, pack.dtype));
+      if (scale == 0.f)
+        std::memset(group.codes, code_offset(pack.dtype), kGroupInputs);
+      else if (!(scale >= kLeastOrdinary && scale <= kMostOrdinary))
+        pack.ordinary->store(false, std::memory_order_relaxed);
       place_group(group, pack.dtype, lane, out);
     }
   }

@@ -16,7 +16,7 @@ constexpr WeightsDtype dtype_of_blocks(BlockKind kind) {
 size_t packed_groups_bytes(int num_outputs, int num_inputs, WeightsDtype dtype);
 // dtype: int8 (scale = largest absolute value / 127) or int4 (the largest becomes -8, GGUF's rule for q4_0); nearest even.
 // A group of less than 2^-120 is zeros; a group with a number that is not finite has a scale of NaN.
-// Both return whether all scales are ordinary: 2^-26 to 2^26 in magnitude, or 0 where all numbers are.
+// Both return whether all scales are ordinary: 0, or 2^-66 to 2^66 in magnitude. Where one is 0, so are its codes.
 bool pack_groups(ThreadPool& pool, const float* weight, int num_outputs, int num_inputs, WeightsDtype dtype, void* packed);
 bool pack_blocks(ThreadPool& pool, const uint8_t* blocks, int num_outputs, int num_inputs, BlockKind kind, void* packed);
 

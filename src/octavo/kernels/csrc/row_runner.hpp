@@ -38,7 +38,7 @@ class RowRunner {
         run_block(table, pool_, spaces_[0], work, first, least(step, work.num_rows - first));
       return;
     }
-    // as many blocks for each thread, of one size: none waits for a last one
+    // as many blocks for each thread, as even as can be: none waits long for a last one
     const int threads = pool_.num_threads(), blocks = divide_up(divide_up(work.num_rows, kBlockRows), threads) * threads;
     Shared shared{this, &table, &work, divide_up(work.num_rows, blocks)};
     for (Space& space : spaces_) reserve(table, space, work, shared.block_rows, 1);
@@ -46,7 +46,7 @@ class RowRunner {
   }
 
  private:
-  static constexpr int kBlockRows = 66;  // whole tiles of 6 and of 11 rows
+  static constexpr int kBlockRows = 66;  // at most; what lies between two matrices fits the second-level cache
   // Every thread reads all weights for its rows: with so many for each, times the number of threads, arithmetic takes longer.
   static constexpr int kRowsPerThread = 4;
 
