@@ -183,6 +183,15 @@ def test_small_outlying_groups_are_rounded_finely(exponent: int) -> None:
         assert (out[0] == meant[0, :32]).all()
 
 
+@pytest.mark.parametrize("num_inputs", [6144, 6176])
+def test_the_largest_table_and_what_is_larger(num_inputs: int) -> None:
+    for instruction_set in INSTRUCTION_SETS:
+        ops = ops_for(instruction_set, 2)
+        packed, x = pack(ops, "q4_1", 32, num_inputs), normal(3, 20, num_inputs)
+        alone = np.concatenate([product(ops, x[row : row + 1], packed) for row in range(20)])
+        assert same_bits(product(ops, x, packed), alone)
+
+
 def with_outlying_groups(seed: int, rows: int, num_inputs: int) -> F32:
     """One group in nine is far larger than the others, and in some of them a single number is."""
     x, rng = normal(seed, rows, num_inputs), np.random.default_rng(seed)

@@ -19,6 +19,7 @@ constexpr double kInlineBytes = 32e3, kInlineMultiplyAdds = 4e5;  // less than a
 constexpr double kInlineRounded = 1 << 14;                        // numbers of x, likewise
 constexpr int kTableTiles = 3;  // that share panels: fewer do not repay a table of scales
 constexpr int kTableRows = 4;   // of a tile then, at least
+constexpr int kTableGroups = 192;  // at most: a larger table, beside panels as large, does not stay in the second-level cache
 static_assert((kTableTiles - 1) * kMaxGroupedRows / kTableTiles >= kTableRows || !kHasScaleTables);
 
 struct Plan {
@@ -73,7 +74,9 @@ int32_t* high_bytes_of_tile(const Work& work, int tile) {
 
 size_t table_bytes(const Plan& plan) { return 4 * kScaleTableWords * 2 * static_cast<size_t>(plan.groups); }  // of two panels
 
-bool can_have_tables(const LinearWeights& w, const Plan& plan) { return kHasScaleTables && w.ordinary_scales && plan.num_tiles >= kTableTiles; }
+bool can_have_tables(const LinearWeights& w, const Plan& plan) {
+  return kHasScaleTables && w.ordinary_scales && plan.num_tiles >= kTableTiles && plan.groups <= kTableGroups;
+}
 
 int32_t* table_of_thread(const Work& work, int thread) {
   uint8_t* first = static_cast<uint8_t*>(work.args.scratch) + (work.plan.tile_bytes + work.plan.high_bytes) * work.plan.num_tiles;
