@@ -7,10 +7,10 @@
 #include "pack_groups.hpp"
 
 namespace octavo {
-#define LEVEL(isa)                                                         \
-  namespace isa {                                                          \
+#define LEVEL(isa)                                                                          \
+  namespace isa {                                                                           \
   size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads); \
-  void linear(ThreadPool& pool, const LinearArgs& args);                   \
+  void linear(ThreadPool& pool, const LinearArgs& args);                                    \
   }
 LEVEL(portable)
 LEVEL(neon_dot)

@@ -125,7 +125,6 @@ def serve(
 @contextmanager
 def what_is_loaded_stays() -> Iterator[None]:
     """The collector of garbage need not look through it while requests wait."""
-    gc.collect()
     gc.freeze()
     try:
         yield

@@ -19,22 +19,22 @@ OCTAVO_DECLARE(avx512_bf16)
 #endif
 
 // Sums of products of four bytes are of use to linear layers alone: all else is another level's, and compiled once.
-#define OCTAVO_LINEAR_LEVEL(isa, rest)                                     \
-  namespace isa {                                                          \
+#define OCTAVO_LINEAR_LEVEL(isa, rest)                                                      \
+  namespace isa {                                                                           \
   size_t linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads); \
-  void linear(ThreadPool& pool, const LinearArgs& args);                   \
-  bool linear_gates(const LinearWeights& weights, int num_rows);           \
-  static const KernelTable& table() {                                      \
-    static const KernelTable made = [] {                                   \
-      KernelTable table = rest::kTable;                                    \
-      table.name = #isa;                                                   \
-      table.linear_scratch_bytes = linear_scratch_bytes;                   \
-      table.linear = linear;                                               \
-      table.linear_gates = linear_gates;                                   \
-      return table;                                                        \
-    }();                                                                   \
-    return made;                                                           \
-  }                                                                        \
+  void linear(ThreadPool& pool, const LinearArgs& args);                                    \
+  bool linear_gates(const LinearWeights& weights, int num_rows);                            \
+  static const KernelTable& table() {                                                       \
+    static const KernelTable made = [] {                                                    \
+      KernelTable table = rest::kTable;                                                     \
+      table.name = #isa;                                                                    \
+      table.linear_scratch_bytes = linear_scratch_bytes;                                    \
+      table.linear = linear;                                                                \
+      table.linear_gates = linear_gates;                                                    \
+      return table;                                                                         \
+    }();                                                                                    \
+    return made;                                                                            \
+  }                                                                                         \
   }
 #if defined(OCTAVO_X86)
 OCTAVO_LINEAR_LEVEL(avx512_vnni, avx512)

@@ -5,8 +5,6 @@
 // steps of a 128th of that scale, to 15 bits. Groups below 2^-120 count as zeros; one with a number that is not finite gets a
 // scale of NaN, so that it reaches every output of its row.
 #pragma once
-#include <type_traits>
-
 #include "grouped_tile.hpp"
 
 namespace octavo {

@@ -12,9 +12,9 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr int kScaleSizes = 4;
-constexpr uint32_t kScaleStep = (1u << 23) / kScaleSizes;                                  // of a scale's bits
+constexpr uint32_t kScaleStep = (1u << 23) / kScaleSizes;  // of a scale's bits
 constexpr uint32_t kLeastOrdinary = (127u - 60u) << 23, kMostOrdinary = (127u + 60u) << 23;  // 2^-60, 2^60
-constexpr size_t kScaleTableWords = kScaleSizes * kLanes;                                  // of a group of a panel
+constexpr size_t kScaleTableWords = kScaleSizes * kLanes;  // of a group of a panel
 
 OCTAVO_INLINE uint32_t bits_of(float x) {
   uint32_t bits;

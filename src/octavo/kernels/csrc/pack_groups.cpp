@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kLanes = 16;
 constexpr int kPanelsPerPiece = 4;
-constexpr float kLeastOrdinary = 0x1p-66f, kMostOrdinary = 0x1p66f;
+constexpr float kLeastOrdinaryWeight = 0x1p-66f, kMostOrdinaryWeight = 0x1p66f;  // scales
 constexpr float kLeast = 7.52316384526264e-37f;  // 2^-120: there, 127 / x is still finite
 
 // One group of one output, before it is spread over its panel. scale and minimum: as many bytes as the dtype stores.
@@ -109,7 +109,7 @@ void pack_panel(const Pack& pack, int panel) {
       const float scale = std::fabs(scale_of(group, pack.dtype));
       if (scale == 0.f)
         std::memset(group.codes, code_offset(pack.dtype), kGroupInputs);
-      else if (!(scale >= kLeastOrdinary && scale <= kMostOrdinary))
+      else if (!(scale >= kLeastOrdinaryWeight && scale <= kMostOrdinaryWeight))
         pack.ordinary->store(false, std::memory_order_relaxed);
       place_group(group, pack.dtype, lane, out);
     }
