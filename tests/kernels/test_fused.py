@@ -186,7 +186,7 @@ def run(
     return LayersRun(given.hidden, pools)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", [*ROWS, 17, 43])
 @pytest.mark.parametrize("weights_dtype", ["f32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("instruction_set", supported_instruction_sets())
 def test_decoder_layers_are_their_operations(instruction_set: str, weights_dtype: str, rows: int) -> None:

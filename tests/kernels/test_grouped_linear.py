@@ -17,25 +17,34 @@ from octavo.kernels.weight_groups import BLOCK_BYTES, Groups, multiply, read_blo
 from tests.kernels.test_linear import INSTRUCTION_SETS, normal, ops_for, same_bits
 
 KINDS = list(BLOCK_BYTES)
-FORMS = ["int8", "int4", *KINDS]  # all ways in which a matrix comes to be packed
+WHOLE = "q4_1, whole minima"
+BLOCK_FORMS = [*KINDS, WHOLE]
+FORMS = ["int8", "int4", *BLOCK_FORMS]  # all ways in which a matrix comes to be packed
 SHAPES = [(1, 1), (17, 3), (16, 31), (33, 33), (15, 64), (48, 575), (96, 1536), (200, 130)]
 BLOCK_SHAPES = [(1, 32), (17, 64), (33, 576), (96, 1536)]
 
 
-def random_blocks(seed: int, num_outputs: int, num_inputs: int, kind: str) -> U8:
+def kind_of(form: str) -> str:
+    """Of GGUF's block, of a form that is one."""
+    return form.split(",")[0]
+
+
+def random_blocks(seed: int, num_outputs: int, num_inputs: int, form: str) -> U8:
     """Any codes, with scales and minima of the size that weights have."""
-    rng = np.random.default_rng(seed)
+    rng, kind = np.random.default_rng(seed), kind_of(form)
     blocks = rng.integers(0, 256, (num_outputs, num_inputs // 32, BLOCK_BYTES[kind]), np.uint8)
     scales = rng.standard_normal((num_outputs, num_inputs // 32, 2)).astype(np.float16) * np.float16(0.01)
     blocks[..., :2] = np.ascontiguousarray(scales[..., :1]).view(np.uint8)
+    if form == WHOLE:  # as of a model that was stored in bf16: 8 bits in the same few powers of 2
+        scales = (rng.integers(-255, 256, scales.shape) * 2.0**-13).astype(np.float16)
     if kind == "q4_1":
         blocks[..., 2:4] = np.ascontiguousarray(scales[..., 1:]).view(np.uint8)
     return blocks.reshape(num_outputs, -1)
 
 
 def pack(ops: NativeOps | ReferenceOps, form: str, num_outputs: int, num_inputs: int, seed: int = 1) -> PackedLinear:
-    if form in KINDS:
-        return ops.pack_blocks(random_blocks(seed, num_outputs, num_inputs, form), None, form)
+    if form in BLOCK_FORMS:
+        return ops.pack_blocks(random_blocks(seed, num_outputs, num_inputs, form), None, kind_of(form))
     return ops.pack_linear(normal(seed, num_outputs, num_inputs), None, form)
 
 
@@ -58,7 +67,7 @@ def sum_of_magnitudes(x: F32, weight: Groups) -> F32:
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize(
     ("form", "num_outputs", "num_inputs"),
-    [(form, *shape) for form in FORMS for shape in (BLOCK_SHAPES if form in KINDS else SHAPES)],
+    [(form, *shape) for form in FORMS for shape in (BLOCK_SHAPES if form in BLOCK_FORMS else SHAPES)],
 )
 def test_product_is_the_one_of_the_groups(instruction_set: str, form: str, num_outputs: int, num_inputs: int) -> None:
     ops, reference = ops_for(instruction_set), ReferenceOps()
@@ -73,11 +82,12 @@ def test_product_is_the_one_of_the_groups(instruction_set: str, form: str, num_o
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("groups", [3, 4])  # of which minima are whole numbers in the second
 @pytest.mark.parametrize("extreme", ["lowest", "highest", "random"])
-def test_integer_sums_are_exact(instruction_set: str, kind: str, extreme: str) -> None:
+def test_integer_sums_are_exact(instruction_set: str, kind: str, extreme: str, groups: int) -> None:
     """Scales of 1 and all codes, at their limits too: every sum is an integer below 2^24, so no bit may differ."""
     rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (40, 3, BLOCK_BYTES[kind]), np.uint8)
+    blocks = rng.integers(0, 256, (40, groups, BLOCK_BYTES[kind]), np.uint8)
     if extreme != "random":
         codes = {"lowest": {"q8_0": 0x80}, "highest": {"q8_0": 0x7F, "q4_0": 0xFF, "q4_1": 0xFF}}[extreme]
         blocks[...] = codes.get(kind, 0)
@@ -86,7 +96,7 @@ def test_integer_sums_are_exact(instruction_set: str, kind: str, extreme: str) -
         blocks[..., 2:4] = np.array([-3.0], np.float16).view(np.uint8)
     blocks = blocks.reshape(40, -1)
     for sign in (1, -1):
-        x = rng.integers(-127, 128, (14, 96)).astype(np.float32)
+        x = rng.integers(-127, 128, (14, 32 * groups)).astype(np.float32)
         x[:5] = 127 * sign
         x[:, ::32] = 127  # so that the scale is 1 and x is not rounded
         expected = x.astype(np.int64) @ read_blocks(blocks, kind).values().astype(np.int64).T
@@ -139,13 +149,13 @@ def test_products_of_scales_are_those_of_a_multiplication(instruction_set: str, 
     rows: groups of zeros, of numbers so small or large that no entry is meant for them. weights: scales for which no
     table is made. Where a scale is zero, codes that are not mean nothing.
     """
-    ops, num_inputs = ops_for(instruction_set), 160
-    if form in KINDS:
-        blocks = random_blocks(8, 48, num_inputs, form).reshape(48, 5, -1)
+    ops, num_inputs = ops_for(instruction_set), 192
+    if form in BLOCK_FORMS:
+        blocks = random_blocks(8, 48, num_inputs, form).reshape(48, 6, -1)
         blocks[3, 2, :2] = 0
         if change == "weights":
             blocks[5, 1, :2] = np.array([np.inf], np.float16).view(np.uint8)
-        packed = ops.pack_blocks(blocks.reshape(48, -1), None, form)
+        packed = ops.pack_blocks(blocks.reshape(48, -1), None, kind_of(form))
     else:
         weight = normal(8, 48, num_inputs)
         weight[3, 64:96] = 0
@@ -161,7 +171,8 @@ def test_products_of_scales_are_those_of_a_multiplication(instruction_set: str, 
     out = product(ops, x, packed)
     alone = np.concatenate([product(ops, x[row : row + 1], packed) for row in range(30)])
     assert (
-        np.isfinite(out).all(axis=0).tolist() == [True] * 5 + [form not in KINDS or change != "weights"] + [True] * 42
+        np.isfinite(out).all(axis=0).tolist()
+        == [True] * 5 + [form not in BLOCK_FORMS or change != "weights"] + [True] * 42
     )
     assert same_bits(np.delete(out, 5, axis=1), np.delete(alone, 5, axis=1))
     assert np.array_equal(out, alone, equal_nan=True)
@@ -183,11 +194,12 @@ def test_small_outlying_groups_are_rounded_finely(exponent: int) -> None:
         assert (out[0] == meant[0, :32]).all()
 
 
-@pytest.mark.parametrize("num_inputs", [6144, 6176])
-def test_the_largest_table_and_what_is_larger(num_inputs: int) -> None:
+@pytest.mark.parametrize("form", ["q4_1", WHOLE])
+@pytest.mark.parametrize("num_inputs", [6144, 6208])
+def test_the_largest_table_and_what_is_larger(num_inputs: int, form: str) -> None:
     for instruction_set in INSTRUCTION_SETS:
         ops = ops_for(instruction_set, 2)
-        packed, x = pack(ops, "q4_1", 32, num_inputs), normal(3, 20, num_inputs)
+        packed, x = pack(ops, form, 32, num_inputs), normal(3, 20, num_inputs)
         alone = np.concatenate([product(ops, x[row : row + 1], packed) for row in range(20)])
         assert same_bits(product(ops, x, packed), alone)
 
@@ -276,8 +288,8 @@ def test_rows_with_outlying_groups_are_the_product_and_do_not_depend_on_their_ne
 def test_a_number_that_is_not_finite_fails_its_row_and_no_other(
     instruction_set: str, form: str, special: float
 ) -> None:
-    ops, x = ops_for(instruction_set), normal(2, 30, 96)
-    packed = pack(ops, form, 40, 96)
+    ops, x = ops_for(instruction_set), normal(2, 30, 128)
+    packed = pack(ops, form, 40, 128)
     expected = product(ops, x, packed)
     x[[0, 13, 29], [95, 5, 0]] = special
     out = product(ops, x, packed)
@@ -352,7 +364,9 @@ def test_sizes_in_memory() -> None:
     ops = ops_for(INSTRUCTION_SETS[0])
     numbers = 96 * 1536
     sizes = {form: pack(ops, form, 96, 1536).num_bytes / numbers for form in FORMS}
-    assert sizes == {"int8": 1.125, "q8_0": 1.125, "int4": 0.625, "q4_0": 0.625, "q4_1": 0.625}
+    assert sizes == {"int8": 1.125, "q8_0": 1.125, "int4": 0.625, "q4_0": 0.625} | dict.fromkeys(
+        ["q4_1", WHOLE], 0.625 + 4 / 1536
+    )
     assert pack(ops, "q8_0", 16, 32).weights_dtype == "int8"
     assert pack(ops, "q4_1", 16, 32).weights_dtype == "int4"
 

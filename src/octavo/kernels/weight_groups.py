@@ -3,7 +3,8 @@
 A group has codes and an f32 scale (4-bit groups of GGUF's q4_1 a minimum too). Of a product, the sums over a group are
 integers and exact; only the additions of groups are rounded. Activations are rounded to int8, but for outlying groups
 of a row, which would bring most of its error: they get 15 bits. Their scales are of four sizes between two powers of 2,
-so that kernels can have the products of two scales from a table. It knows no layout of the kernels.
+so that kernels can have the products of two scales from a table. What minima bring is one whole number for all groups,
+where the minima of an output have few enough bits between them. It knows no layout of the kernels.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ U8 = npt.NDArray[np.uint8]
 GROUP = 32
 LEAST = np.float32(2.0**-120)  # a group whose numbers are all smaller counts as zeros
 SCALE_STEP = np.uint32(1 << 21)  # of the bits of an activation's scale: it is a power of 2 times 1, 1.25, 1.5 or 1.75
+MOST_WHOLE_GROUPS = 1024
 OUTLYING = np.float32(4)  # times the mean of a row's groups: from there on a group's largest number is outlying
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}  # GGUF's blocks that groups hold without a second rounding
 
@@ -101,19 +103,69 @@ def read_blocks(blocks: U8, kind: str) -> Groups:
     return Groups(codes, scale, _f16(cut[..., 2:4]), size)
 
 
+def whole_minima(weight: Groups) -> tuple[I32, F32] | None:
+    """The minima as whole numbers of 16 bits [rows, groups], and the units [rows], powers of 2; None: they have none.
+
+    They are where groups are an even number of at most 1,024, and no minimum is rounded by it.
+    """
+    minimum = weight.minimum
+    if (
+        minimum is None
+        or minimum.shape[1] % 2
+        or minimum.shape[1] > MOST_WHOLE_GROUPS
+        or not np.isfinite(minimum).all()
+    ):
+        return None
+    fraction, exponent = np.frexp(minimum.astype(np.float64))  # 0.5 <= fraction < 1, of 11 bits
+    whole = np.abs(np.ldexp(fraction, 11)).astype(np.int32)
+    low_bit = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    lowest = np.where(whole > 0, exponent - 11 + low_bit, 16).min(axis=1, initial=16)
+    unit = np.ldexp(1.0, lowest)
+    if (np.abs(minimum).max(axis=1) > 32767 * unit).any():
+        return None
+    return np.rint(minimum / unit[:, np.newaxis]).astype(np.int32), unit.astype(np.float32)
+
+
+def round_factors(rounded: Groups, minimum_bits: int) -> tuple[I32, F32]:
+    """What whole minima are multiplied by: scale * sum of codes, as 16 bits [rows, groups]; units [rows], powers of 2.
+
+    A row's unit is the least in which each has 16 bits, and sums of products with minima below 2^minimum_bits have 31;
+    NaN where the sum of the factors' magnitudes is not finite.
+    """
+    factors = rounded.scale * rounded.codes.sum(axis=-1).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sizes = np.add.accumulate(np.abs(factors), axis=-1, dtype=np.float32)[:, -1]  # one by one, as the kernels add
+    finite = np.isfinite(sizes)
+    by_sum = 29 + 127 - minimum_bits - (sizes.view(np.int32) >> 23)
+    by_largest = 14 + 127 - (np.abs(factors).max(axis=-1).view(np.int32) >> 23)
+    power = np.minimum(np.minimum(by_sum, by_largest), 126)
+    with np.errstate(over="ignore", invalid="ignore"):
+        whole = np.rint(factors * np.ldexp(np.float32(1), power)[:, np.newaxis])
+    whole = np.where(finite[:, np.newaxis], np.minimum(whole, np.float32(32767)), np.float32(0)).astype(np.int32)
+    return whole, np.where(finite, np.ldexp(np.float32(1), -power), np.float32(np.nan)).astype(np.float32)
+
+
 def multiply(x: F32, weight: Groups) -> F32:
-    """x [m, size] @ weight.T; x is rounded by `round_inputs`, and groups are added in ascending order."""
-    rounded = round_inputs(x)
+    """x [m, size] @ weight.T; x is rounded by `round_inputs`, and groups are added in ascending order.
+
+    What minima bring is added with each group, or behind all of them where they are whole numbers.
+    """
+    rounded, whole = round_inputs(x), whole_minima(weight)
     total = np.zeros((len(x), len(weight.codes)), np.float64)
     sums = rounded.codes.sum(axis=-1)
     for group in range(weight.codes.shape[1]):
         exact = rounded.codes[:, group] @ weight.codes[:, group].T
         scale = rounded.scale[:, group, np.newaxis] * weight.scale[np.newaxis, :, group]
         total = (exact * scale.astype(np.float64) + total).astype(np.float32).astype(np.float64)
-        if weight.minimum is not None:
+        if weight.minimum is not None and whole is None:
             factor = rounded.scale[:, group] * sums[:, group].astype(np.float32)
             added = factor[:, np.newaxis].astype(np.float64) * weight.minimum[np.newaxis, :, group]
             total = (added + total).astype(np.float32).astype(np.float64)
+    if whole is not None:
+        minima, units = whole
+        factors, row_units = round_factors(rounded, int(np.abs(minima).max()).bit_length())
+        exact = (factors @ minima.T).astype(np.float32)
+        total = exact.astype(np.float64) * (row_units[:, np.newaxis] * units).astype(np.float64) + total
     return total.astype(np.float32)
 
 

@@ -54,7 +54,8 @@ def packed_bytes(
     held = "int8" if weights_dtype == "int4" and is_of_vocabulary else weights_dtype
     if held in _GROUP_BYTES:
         group_bytes = _GROUP_BYTES["int4" if stored in _FOUR_BITS else held]
-        return outputs * -(-inputs // _GROUP) * group_bytes
+        unit_of_minima = _F32 if stored == "q4_1" else 0
+        return outputs * (-(-inputs // _GROUP) * group_bytes + unit_of_minima)
     if held == "bf16":
         return outputs * (inputs + inputs % 2) * 2
     return outputs * inputs * _F32

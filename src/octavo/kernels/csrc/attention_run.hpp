@@ -135,6 +135,15 @@ int make_blocks(const AttentionArgs& args, const SpanRule& rule, const Piece& pi
   return num_blocks;
 }
 
+// Asks for the rows of a block in x [rows, dim], which another thread may have written, or is to be written.
+template <bool kToWrite>
+OCTAVO_INLINE void ask_for_rows(const RowBlock& block, const float* x, int dim) {
+  for (int row = 0; row < block.num_rows; row++) {
+    const float* from = x + static_cast<size_t>(block.out_row[row]) * dim;
+    for (int d = 0; d < dim; d += 16) __builtin_prefetch(from + d, kToWrite, 3);
+  }
+}
+
 template <class Tiles>
 void pack_queries(const AttentionArgs& args, const Piece& piece, const ThreadSpace& space, int num_blocks) {
   const int head_dim = args.kv.head_dim;
@@ -142,6 +151,7 @@ void pack_queries(const AttentionArgs& args, const Piece& piece, const ThreadSpa
   const F16 scale = set1(args.scale * 1.44269504f);  // weights are powers of 2
   for (int i = 0; i < num_blocks; i++) {
     const RowBlock& block = space.blocks[i];
+    if (i + 1 < num_blocks) ask_for_rows<false>(space.blocks[i + 1], args.q, head_dim);
     for (int row = 0; row < block.num_rows; row++) {
       const float* q = args.q + static_cast<size_t>(block.out_row[row]) * head_dim;
       alignas(64) float scaled[kMaxHeadDim];
@@ -335,8 +345,10 @@ void run_piece(void* context, int index, int thread) {
     merge_partials(work, piece, space, num_blocks);
   }
   const float* v_scales = args.kv.v_scales ? args.kv.v_scales + piece.kv_head * args.v_dim : nullptr;
-  for (int i = 0; i < num_blocks; i++)
+  for (int i = 0; i < num_blocks; i++) {
+    if (i + 1 < num_blocks) ask_for_rows<true>(space.blocks[i + 1], args.out, args.v_dim);
     finish_rows(space.blocks[i], args.v_dim, args.sinks, args.num_heads, v_scales, args.kv.turns_v, args.out);
+  }
 }
 
 template <class Form>

@@ -46,7 +46,7 @@ class Kernels {
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     if (type >= WeightsDtype::int8)
-      linear->weights.ordinary_scales = pack_groups(pool_, from, n, k, type, linear->packed.data);
+      pack_groups(pool_, from, linear->weights);
     else
       pack_linear(pool_, from, n, k, type, linear->packed.data);
     return linear;
@@ -60,7 +60,7 @@ class Kernels {
     const uint8_t* from = blocks.data();
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    linear->weights.ordinary_scales = pack_blocks(pool_, from, n, k, kind, linear->packed.data);
+    pack_blocks(pool_, from, kind, linear->weights);
     return linear;
   }
 
@@ -209,7 +209,7 @@ class Kernels {
     for (size_t i = 0; i < count; i++) calls.push_back(layer_call(stack.layers()[i], tables, ropes, hidden, q, attended));
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
-    for (LayerCall& call : calls) run_layer(call, hidden.data());
+    run_layers(calls, hidden.data());
   }
 
   void latent_write(const CF2& latent, BatchView& batch, const KVView& kv) {
@@ -288,16 +288,26 @@ class Kernels {
   }
 
  private:
+  struct Projection {  // kept while its work runs
+    const KernelTable* table;
+    RopeWriteArgs* args;
+  };
+
   // q, k and v of rows; K and V are written.
-  void project(const float* x, const float* norm, const LinearWeights& qkv, RopeWriteArgs& args) {
-    if (args.num_tokens <= kRowsToAskFor) table_->ask_for_slots(pool_, args);
+  RowWork work_of(const Projection& projection, const float* x, const float* norm, const LinearWeights& qkv) {
+    RopeWriteArgs& args = *projection.args;
     float* made = static_cast<float*>(qkv_.reserve(sizeof(float) * args.num_tokens * qkv.num_outputs));
     args.qkv = made;
-    const Write write = {table_, &args};
     RowWork work{x, made, norm, args.norm_eps, &qkv, nullptr, args.num_tokens, false};
+    if (args.num_tokens <= kRowsToAskFor) work.before = ask_for_slots;
     work.then = write_rows;
-    work.context = &write;
-    rows_.run(*table_, work);
+    work.context = &projection;
+    return work;
+  }
+
+  void project(const float* x, const float* norm, const LinearWeights& qkv, RopeWriteArgs& args) {
+    const Projection projection{table_, &args};
+    rows_.run(*table_, work_of(projection, x, norm, qkv));
     table_->finish_tiles(pool_, args);
   }
 
@@ -306,15 +316,25 @@ class Kernels {
     table_->paged_attention(pool_, args);
   }
 
-  void run_layer(LayerCall& call, float* hidden) {
-    const DecoderLayer& layer = *call.layer;
-    const int rows = call.input.num_tokens;
-    project(hidden, layer.attention_norm.data(), layer.qkv->weights, call.input);
-    attend(call.attention);
-    rows_.run(*table_, {call.attention.out, hidden, nullptr, layer.eps, &layer.output->weights, nullptr, rows, true,
-                        data_of(layer.post_attention_norm)});
-    rows_.run(*table_, {hidden, hidden, layer.mlp_norm.data(), layer.eps, &layer.gate_up->weights, &layer.down->weights, rows, true,
-                        data_of(layer.post_mlp_norm), layer.gate});
+  // What lies between two attentions goes block by block of rows through all of it.
+  void run_layers(std::vector<LayerCall>& calls, float* hidden) {
+    for (size_t i = 0; i < calls.size(); i++) {
+      const DecoderLayer& layer = *calls[i].layer;
+      const int rows = calls[i].input.num_tokens;
+      if (i == 0) project(hidden, layer.attention_norm.data(), layer.qkv->weights, calls[i].input);
+      attend(calls[i].attention);
+      RowWork works[3] = {{calls[i].attention.out, hidden, nullptr, layer.eps, &layer.output->weights, nullptr, rows, true,
+                           data_of(layer.post_attention_norm)},
+                          {hidden, hidden, layer.mlp_norm.data(), layer.eps, &layer.gate_up->weights, &layer.down->weights, rows, true,
+                           data_of(layer.post_mlp_norm), layer.gate},
+                          {}};
+      if (i + 1 == calls.size()) return rows_.run(*table_, works, 2);
+      LayerCall& next = calls[i + 1];
+      const Projection projection{table_, &next.input};
+      works[2] = work_of(projection, hidden, next.layer->attention_norm.data(), next.layer->qkv->weights);
+      rows_.run(*table_, works, 3);
+      table_->finish_tiles(pool_, next.input);
+    }
   }
 
   template <class Matrix>
@@ -327,14 +347,14 @@ class Kernels {
     rows_.run(*table_, {x, out, norm, eps, &w, nullptr, rows, false});
   }
 
-  struct Write {
-    const KernelTable* table;
-    const RopeWriteArgs* args;
-  };
+  static void ask_for_slots(const void* context, ThreadPool& pool, int first, int count) {
+    const Projection& projection = *static_cast<const Projection*>(context);
+    projection.table->ask_for_slots(pool, *projection.args, first, count);
+  }
 
   static void write_rows(const void* context, ThreadPool& pool, int first, int count) {
-    const Write& write = *static_cast<const Write*>(context);
-    write.table->rope_write(pool, *write.args, first, count);
+    const Projection& projection = *static_cast<const Projection*>(context);
+    projection.table->rope_write(pool, *projection.args, first, count);
   }
 
   ThreadPool pool_;

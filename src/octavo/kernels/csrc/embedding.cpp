@@ -28,8 +28,16 @@ float read_number(const uint8_t* p, bool is_half) {
   return from_f16(half);
 }
 
+float read_minimum(const LinearWeights& table, const uint8_t* panel, int group, int32_t output) {
+  const size_t stride = group_bytes(table.dtype), lane = static_cast<size_t>(output % kLanes), at = static_cast<size_t>(group);
+  if (!table.minimum_units) return read_number(panel + at * stride + kGroupScaleBytes / 2 + lane * 2, true);
+  int16_t whole;
+  std::memcpy(&whole, panel + (at / 2 * 2 + lane / 8) * stride + kGroupScaleBytes / 2 + (lane % 8 * 2 + at % 2) * 2, 2);
+  return static_cast<float>(whole) * table.minimum_units[output];
+}
+
 void grouped_row(const LinearWeights& table, int32_t token_id, float* out) {
-  const bool minimum = table.dtype == WeightsDtype::int4_min, bytes = table.dtype == WeightsDtype::int8;
+  const bool minimum = has_minima(table.dtype), bytes = table.dtype == WeightsDtype::int8;
   const size_t stride = group_bytes(table.dtype), lane = static_cast<size_t>(token_id % kLanes);
   const size_t panel = static_cast<size_t>(token_id / kLanes), groups = static_cast<size_t>(num_groups(table.num_inputs));
   const uint8_t* from = static_cast<const uint8_t*>(table.weights) + panel * groups * stride;
@@ -40,7 +48,7 @@ void grouped_row(const LinearWeights& table, int32_t token_id, float* out) {
     const int code = bytes ? *codes : unit < half ? *codes & 15 : *codes >> 4;
     const float scale = read_number(group + lane * (minimum ? 2 : 4), minimum);
     out[k] = scale * static_cast<float>(code - code_offset(table.dtype));
-    if (minimum) out[k] += read_number(group + kGroupScaleBytes / 2 + lane * 2, true);
+    if (minimum) out[k] += read_minimum(table, from, k / kGroupInputs, token_id);
   }
 }
 

@@ -24,6 +24,20 @@ OCTAVO_INLINE Codes high_codes(Codes c) { return _mm512_and_si512(_mm512_maskz_s
 OCTAVO_INLINE F16 load_f16(const uint8_t* p) {
   return {_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+// The pairs of minima of two groups (weight_groups.hpp); each is `stride` bytes behind the one before.
+OCTAVO_INLINE Codes load_minima(const uint8_t* p, size_t stride) {
+  const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return _mm512_maskz_inserti64x4(0xff, first, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + stride)), 1);
+}
+// sum + products of pairs of int16, which must not overflow. Not the intrinsic: with that, gcc moves all sums to and fro.
+OCTAVO_INLINE I16 add_pairs(I16 sum, Codes pairs, int32_t two) {
+#if defined(__AVX512VNNI__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(pairs), "v"(_mm512_set1_epi32(two)));
+  return sum;
+#else
+  return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi32(two)))};
+#endif
+}
 #if defined(__AVX512VNNI__)
 constexpr bool kSignedBytes = false;
 template <WeightsDtype kDtype>
@@ -67,6 +81,13 @@ OCTAVO_INLINE Codes high_codes(Codes c) { return low_codes({_mm256_srli_epi32(c.
 OCTAVO_INLINE F16 load_f16(const uint8_t* p) {
   const __m128i* q = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
+}
+OCTAVO_INLINE Codes load_minima(const uint8_t* p, size_t stride) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + stride))};
+}
+OCTAVO_INLINE I16 add_pairs(I16 sum, Codes pairs, int32_t two) {
+  const __m256i x = _mm256_set1_epi32(two);
+  return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(pairs.a, x)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(pairs.b, x))};
 }
 constexpr bool kSignedBytes = true;
 template <WeightsDtype kDtype>
@@ -115,6 +136,16 @@ OCTAVO_INLINE F16 load_f16(const uint8_t* p) {
     out[i] = from_f16(half);
   }
   return load(out);
+}
+OCTAVO_INLINE Codes load_minima(const uint8_t* p, size_t stride) {
+  I16 r;
+  std::memcpy(&r, p, sizeof r / 2);
+  std::memcpy(&r.v[2], p + stride, sizeof r / 2);
+  return r;
+}
+OCTAVO_INLINE I16 add_pairs(I16 sum, Codes pairs, int32_t two) {
+  const int32_t first = static_cast<int16_t>(two), second = two >> 16;
+  OCTAVO_EACH_INT(sum.v[i] + ((pairs.v[i] << 16) >> 16) * first + (pairs.v[i] >> 16) * second);
 }
 #if defined(__ARM_NEON) && defined(__aarch64__)
 // Codes as signed bytes: those of 4 bits are small, those of int8 have their highest bit turned.

@@ -34,7 +34,7 @@ struct Work {
   LinearArgs args;
   Plan plan;
   int num_threads, num_pieces, panels_per_piece, tile_panels;
-  void (*round)(const float* x, int num_inputs, int rows, int32_t* packed, int32_t* high);
+  void (*round)(const float* x, int num_inputs, int rows, int minimum_bits, int32_t* packed, int32_t* high);
   GroupedTileFn (*find)(int rows, int panels), (*find_with_table)(int rows, int panels);
   void (*fill_table)(const uint8_t* weights, size_t panel_bytes, int panels, int groups, int32_t* out);  // null: has none
 };
@@ -52,7 +52,7 @@ Plan make_plan(const LinearWeights& w, int num_rows, bool gated) {
   plan.tile_rows = num_rows / plan.num_tiles;
   plan.num_taller = num_rows % plan.num_tiles;
   const int rows = plan.tile_rows + (plan.num_taller ? 1 : 0);
-  plan.tile_bytes = (4 * x_group_words(rows) * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
+  plan.tile_bytes = (4 * x_tile_words(w.dtype, plan.groups, rows) + 63) / 64 * 64;
   plan.high_bytes = (4 * x_high_words(rows) * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
   const int fit = static_cast<int>(kBlockBytes / plan.tile_bytes);
   plan.num_blocks = divide_up(plan.num_tiles, fit < 1 ? 1 : fit);
@@ -87,7 +87,7 @@ void round_piece(void* context, int tile, int) {
   const Work& work = *static_cast<const Work*>(context);
   const int inputs = work.args.weights->num_inputs;
   work.round(work.args.x + static_cast<size_t>(first_row(work.plan, tile)) * inputs, inputs, rows_of(work.plan, tile),
-             rounded_tile(work, tile), high_bytes_of_tile(work, tile));
+             work.args.weights->minimum_bits, rounded_tile(work, tile), high_bytes_of_tile(work, tile));
 }
 
 // Where the share of a tile begins in what comes next: of panels, or of a panel and the one that it gates.
@@ -113,13 +113,16 @@ void run_panels(const Work& work, int panel, int panels, int block, int next_pan
   const bool by_table = work.fill_table && last - first >= kTableTiles;
   int32_t* table = by_table ? table_of_thread(work, thread) : nullptr;
   if (by_table) work.fill_table(from, apart, in_tile, plan.groups, table);
+  const float* units = args.weights->minimum_units ? args.weights->minimum_units + panel * kLanes : nullptr;
+  const size_t units_apart = gated ? static_cast<size_t>(width) : kLanes;
   float sums[kMaxGroupedRows * 4 * kLanes];
   for (int tile = first; tile < last; tile++) {
     const int row = first_row(plan, tile), rows = rows_of(plan, tile);
     const uint8_t* next = next_share(plan, weights + plan.panel_bytes * next_panel, share * plan.groups * (tile - first));
     float* out = end == TileEnd::keep ? sums : args.out + stride * row + panel * kLanes;
     const GroupedTileFn run = by_table ? work.find_with_table(rows, in_tile) : work.find(rows, in_tile);
-    run({from, apart, rounded_tile(work, tile), high_bytes_of_tile(work, tile), plan.groups, out, stride, end, next, step, table});
+    run({from, apart, rounded_tile(work, tile), high_bytes_of_tile(work, tile), plan.groups, out, stride, end, next, step, table,
+         units, units_apart});
     for (int r = 0; end == TileEnd::keep && r < rows; r++)
       for (int p = 0; p < panels; p++) finish_row(args, row + r, panel + p, load(sums + (r * panels + p) * kLanes));
   }
@@ -168,7 +171,8 @@ Work make_work(const LinearArgs& args) {
   switch (args.weights->dtype) {
     case WeightsDtype::int8: return make_work<WeightsDtype::int8>(args, plan);
     case WeightsDtype::int4: return make_work<WeightsDtype::int4>(args, plan);
-    default: return make_work<WeightsDtype::int4_min>(args, plan);
+    case WeightsDtype::int4_min: return make_work<WeightsDtype::int4_min>(args, plan);
+    default: return make_work<WeightsDtype::int4_whole_min>(args, plan);
   }
 }
 

@@ -143,13 +143,48 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
     }
     const float minimum_factor = rounded.scale * static_cast<float>(rounded.sum);
     to[offset_at] = -lane_offset(kDtype) * rounded.sum;
-    if (kDtype == WeightsDtype::int4_min) std::memcpy(to + offset_at, &minimum_factor, 4);
+    if (has_minima(kDtype)) std::memcpy(to + offset_at, &minimum_factor, 4);
     std::memcpy(to + scale_at, &rounded.scale, 4);
   }
 }
 
+// x lies between 2^it and twice that, but for what is smaller than normal numbers.
+OCTAVO_INLINE int exponent_of(float x) { return static_cast<int>(bits_of(x) >> 23) - 127; }
+
+// What whole minima are multiplied by, behind the groups (grouped_tile.hpp). A row's factors are rounded in the least power of 2
+// in which each has 16 bits, and no sum of products with minima of `minimum_bits` has more than 31.
+static inline void round_factors(int groups, int rows, int minimum_bits, int32_t* packed) {
+  const size_t group_words = x_group_words(rows), factor_at = group_words - static_cast<size_t>(rows);
+  int32_t* out = packed + group_words * static_cast<size_t>(groups);
+  float sizes[kMaxGroupedRows] = {}, largest[kMaxGroupedRows] = {}, steps[kMaxGroupedRows];
+  const int32_t* from = packed + factor_at;
+  for (int group = 0; group < groups; group++, from += group_words)
+    for (int row = 0; row < rows; row++) {
+      const float size = __builtin_fabsf(as_float(from[row]));
+      sizes[row] += size;
+      largest[row] = size > largest[row] ? size : largest[row];
+    }
+  for (int row = 0; row < rows; row++) {
+    const bool finite = sizes[row] - sizes[row] == 0.f;
+    const int by_sum = 29 - minimum_bits - exponent_of(sizes[row]), by_largest = 14 - exponent_of(largest[row]);
+    const int least = by_sum < by_largest ? by_sum : by_largest, power = least < 126 ? least : 126;
+    const float unit = as_float(static_cast<uint32_t>(127 - power) << 23);
+    steps[row] = finite ? as_float(static_cast<uint32_t>(127 + power) << 23) : 0.f;
+    out[groups / 2 * rows + row] = static_cast<int32_t>(bits_of(finite ? unit : __builtin_nanf("")));
+  }
+  const auto rounded = [&](const int32_t* factors, int row) {
+    if (steps[row] == 0.f) return 0;
+    const int32_t whole = round_to_int(as_float(factors[row]) * steps[row]);
+    return whole < 32767 ? whole : 32767;
+  };
+  from = packed + factor_at;
+  for (int group = 0; group < groups; group += 2, from += 2 * group_words, out += rows)
+    for (int row = 0; row < rows; row++)
+      out[row] = static_cast<int32_t>((rounded(from, row) & 0xffff) | static_cast<uint32_t>(rounded(from + group_words, row)) << 16);
+}
+
 template <WeightsDtype kDtype>
-static void round_rows(const float* x, int num_inputs, int rows, int32_t* packed, int32_t* high) {
+static void round_rows(const float* x, int num_inputs, int rows, int minimum_bits, int32_t* packed, int32_t* high) {
   const size_t groups = static_cast<size_t>(num_groups(num_inputs)), group_words = x_group_words(rows);
   for (size_t group = 0; group < groups; group++) packed[group * group_words] = 0;
   for (int row = 0; row < rows; row++) round_row<kDtype>(x + static_cast<size_t>(row) * num_inputs, num_inputs, row, rows, packed, high);
@@ -158,6 +193,7 @@ static void round_rows(const float* x, int num_inputs, int rows, int32_t* packed
     for (int row = 0; fine && row < rows; row++)
       if (!(fine >> row & 1)) std::memset(high + kGroupUnits * row, 0, kGroupInputs);
   }
+  if (kDtype == WeightsDtype::int4_whole_min) round_factors(static_cast<int>(groups), rows, minimum_bits, packed);
 }
 
 }  // namespace OCTAVO_ISA

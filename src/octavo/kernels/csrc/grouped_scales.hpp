@@ -37,19 +37,18 @@ OCTAVO_INLINE bool is_ordinary_scale(float scale) { return bits_of(scale) - kLea
 
 template <WeightsDtype kDtype>
 OCTAVO_INLINE F16 load_weight_scales(const uint8_t* group) {
-  return kDtype == WeightsDtype::int4_min ? load_f16(group) : load(reinterpret_cast<const float*>(group));
+  return has_minima(kDtype) ? load_f16(group) : load(reinterpret_cast<const float*>(group));
 }
 
 #if defined(__AVX512F__)
 constexpr bool kHasScaleTables = true;
 
-// out: [groups][panels][4][16]. Where a scale is zero all codes are (pack_groups.hpp): any finite product will do.
+// out: [groups][panels][4][16]
 template <WeightsDtype kDtype>
 static void fill_scale_table(const uint8_t* weights, size_t panel_bytes, int panels, int groups, int32_t* out) {
   for (int group = 0; group < groups; group++, weights += group_bytes(kDtype)) {
     for (int panel = 0; panel < panels; panel++) {
-      const __m512 loaded = load_weight_scales<kDtype>(weights + static_cast<size_t>(panel) * panel_bytes).v, one = _mm512_set1_ps(1.f);
-      const __m512 scales = _mm512_mask_mov_ps(loaded, _mm512_cmp_ps_mask(loaded, _mm512_setzero_ps(), _CMP_EQ_OQ), one);
+      const __m512 scales = load_weight_scales<kDtype>(weights + static_cast<size_t>(panel) * panel_bytes).v;
 #pragma GCC unroll 4
       for (int i = 0; i < kScaleSizes; i++, out += kLanes) {
         const __m512 size = _mm512_set1_ps(1.f + static_cast<float>(i) / kScaleSizes);

@@ -26,8 +26,14 @@ constexpr int max_grouped_panels(int) { return 1; }
 // Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. The high bytes, [groups][rows]
 // [8 units], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
 // kMarked says that a scale is not ordinary (grouped_scales.hpp).
+// Where minima are whole numbers, the offsets are what they are multiplied by, as for other minima, and behind all groups
+// lie these once more: rounded to int16 in a power of 2, [groups / 2][rows] pairs and [rows] f32 units.
 constexpr int32_t kMarked = 1 << 30;
 constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
+constexpr size_t x_tile_words(WeightsDtype dtype, int groups, int rows) {
+  const size_t factors = dtype == WeightsDtype::int4_whole_min ? static_cast<size_t>(groups / 2 + 1) * rows : 0;
+  return x_group_words(rows) * static_cast<size_t>(groups) + factors;
+}
 constexpr size_t x_high_words(int rows) { return static_cast<size_t>(kGroupUnits) * rows; }
 
 // How a tile reads its panels: once, it alone, and fetches the next panels at the same rate; or as one of several, each of
@@ -49,6 +55,8 @@ struct GroupedTile {
   const uint8_t* prefetch;  // what is wanted after this tile ...
   size_t prefetch_step;     // ... and how far to go in it with each group
   const int32_t* table;     // `fill_scale_table` of these panels
+  const float* units;       // of whole minima: those of the first panel
+  size_t units_apart;       // from one panel of the tile to the next
 };
 
 template <WeightsDtype kDtype, int R, int P>
@@ -186,6 +194,35 @@ OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const uint8_t* w, size_t
   add_scaled<kDtype, R, P, true>(sum, dots, w, panel_bytes, scale, table);
 }
 
+// What whole minima bring, for all groups at once; factors: [groups / 2][R] pairs, [R] units.
+template <WeightsDtype kDtype, int R, int P>
+OCTAVO_INLINE void add_whole_minima(F16 (&sum)[R][P], const GroupedTile& tile, const int32_t* factors) {
+  constexpr size_t kBytes = group_bytes(kDtype);
+  const uint8_t* w = tile.weights + kGroupScaleBytes / 2;
+  I16 dots[R][P];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) dots[r][p] = set1_int(0);
+  }
+  for (int group = 0; group < tile.groups; group += 2, w += 2 * kBytes, factors += R) {
+    Codes minima[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) minima[p] = load_minima(w + static_cast<size_t>(p) * tile.panel_bytes, kBytes);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) dots[r][p] = add_pairs(dots[r][p], minima[p], factors[r]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < P; p++) {
+    const F16 units = load(tile.units + p * tile.units_apart);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) sum[r][p] = fma(to_float(dots[r][p]), mul(units, set1(as_float(factors[r]))), sum[r][p]);
+  }
+}
+
 template <int R, int P>
 OCTAVO_INLINE void end_tile(const GroupedTile& tile, const F16 (&sum)[R][P]) {
   float* out = tile.out;
@@ -240,6 +277,7 @@ static void run_grouped_tile(const GroupedTile& tile) {
     x += x_group_words(R);
     high += x_high_words(R);
   }
+  if constexpr (kDtype == WeightsDtype::int4_whole_min) add_whole_minima<kDtype, R, P>(sum, tile, x);
   end_tile<R, P>(tile, sum);
 }
 

@@ -15,7 +15,8 @@ OCTAVO_INLINE F16 turn_lanes(F16 a) {
   else if constexpr (kStep == 4) other = _mm512_maskz_shuffle_f32x4(0xffff, a.v, a.v, 0xb1);
   else other = _mm512_maskz_shuffle_f32x4(0xffff, a.v, a.v, 0x4e);
   constexpr __mmask16 kSecond = kStep == 1 ? 0xaaaa : kStep == 2 ? 0xcccc : kStep == 4 ? 0xf0f0 : 0xff00;
-  return {_mm512_mask_sub_ps(_mm512_add_ps(a.v, other), kSecond, other, a.v)};
+  // other + a or other - a: times 1 or -1 is exact, so one operation does for both
+  return {_mm512_fmadd_ps(a.v, _mm512_mask_blend_ps(kSecond, _mm512_set1_ps(1.f), _mm512_set1_ps(-1.f)), other)};
 }
 #else
 template <int kStep>

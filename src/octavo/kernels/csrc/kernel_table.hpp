@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4 };
+enum class WeightsDtype : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3, int4_min = 4, int4_whole_min = 5 };
 
 enum class Activation : int { relu = 0, gelu = 1, gelu_tanh = 2, sigmoid = 3 };
 enum class Gate : int { gelu = 0, gelu_tanh = 1, clamped_swiglu = 2, silu = 3 };  // silu: `silu_mul`
@@ -20,7 +20,9 @@ struct LinearWeights {
   const float* bias;  // null: none
   int num_outputs, num_inputs;
   WeightsDtype dtype;
-  bool ordinary_scales = false;  // of groups: pack_groups.hpp
+  bool ordinary_scales = false;          // of groups: pack_groups.hpp
+  const float* minimum_units = nullptr;  // [num_outputs padded to 16], of int4_whole_min: weight_groups.hpp
+  int minimum_bits = 0;                  // of the largest magnitude of its minima, in their units
 };
 
 struct LinearArgs {
@@ -131,7 +133,7 @@ struct KernelTable {
   void (*softmax)(ThreadPool&, const float* x, int num_rows, int width, float* out);
   void (*soft_cap)(ThreadPool&, const float* x, float cap, int num_rows, int width, float* out);
   void (*rotate)(ThreadPool&, const RotateArgs&);
-  void (*ask_for_slots)(ThreadPool&, const RopeWriteArgs&);  // fetches what rope_write will write to
+  void (*ask_for_slots)(ThreadPool&, const RopeWriteArgs&, int first, int num_rows);  // fetches what rope_write will write to
   void (*rope_write)(ThreadPool&, const RopeWriteArgs&, int first, int num_rows);
   void (*finish_tiles)(ThreadPool&, const RopeWriteArgs&);  // once all rows are written
   size_t (*attention_scratch_bytes)(const AttentionArgs&, int num_threads);

@@ -19,7 +19,7 @@ void gated_activation(ThreadPool& pool, const float* gate_up, Gate kind, float l
 void softmax(ThreadPool& pool, const float* x, int num_rows, int width, float* out);
 void soft_cap(ThreadPool& pool, const float* x, float cap, int num_rows, int width, float* out);
 void rotate(ThreadPool& pool, const RotateArgs& args);
-void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args);
+void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args, int first, int num_rows);
 void rope_write(ThreadPool& pool, const RopeWriteArgs& args, int first, int num_rows);
 void finish_tiles(ThreadPool& pool, const RopeWriteArgs& args);
 size_t attention_scratch_bytes(const AttentionArgs& args, int num_threads);

@@ -13,6 +13,8 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kPanelsPerPiece = 4;
 constexpr float kLeastOrdinaryWeight = 0x1p-66f, kMostOrdinaryWeight = 0x1p66f;  // scales
+constexpr int kMaxMinimumBits = 15;   // and a sign
+constexpr int kMaxWholeGroups = 1024;  // so that rounding a row's factors cannot make sums of products overflow
 constexpr float kLeast = 7.52316384526264e-37f;  // 2^-120: there, 127 / x is still finite
 
 // One group of one output, before it is spread over its panel. scale and minimum: as many bytes as the dtype stores.
@@ -27,8 +29,12 @@ struct Pack {
   WeightsDtype dtype;
   size_t block_bytes;  // 0: f32
   uint8_t* packed;
+  float* units;  // of minima, one an output
   std::atomic<bool>* ordinary;
+  std::atomic<int>* minimum_bits;  // of the largest magnitude in its unit; more than kMaxMinimumBits: some have no unit
 };
+
+int num_panels_of(int num_outputs) { return (num_outputs + kLanes - 1) / kLanes; }
 
 void round_group(const float* x, int count, WeightsDtype dtype, Group& out) {
   float largest = 0.f, signed_largest = 0.f;
@@ -73,6 +79,16 @@ float scale_of(const Group& group, WeightsDtype dtype) {
   return dtype == WeightsDtype::int4_min ? from_f16(half) : scale;
 }
 
+// Codes that mean nothing become zeros; their scale 1, so that products of scales are normal numbers.
+void make_zeros(Group& group, WeightsDtype dtype) {
+  const float one = 1.f;
+  std::memset(group.codes, code_offset(dtype), kGroupInputs);
+  std::memcpy(group.scale, &one, sizeof one);
+  if (!has_minima(dtype)) return;
+  const uint16_t half = to_f16(one);
+  std::memcpy(group.scale, &half, sizeof half);
+}
+
 void place_group(const Group& group, WeightsDtype dtype, int lane, uint8_t* panel_group) {
   uint8_t* codes = panel_group + kGroupScaleBytes + lane * 4;
   if (dtype == WeightsDtype::int4_min) {
@@ -87,6 +103,66 @@ void place_group(const Group& group, WeightsDtype dtype, int lane, uint8_t* pane
   }
   for (int i = 0; i < kGroupInputs / 2; i++)
     codes[i / 4 * 64 + i % 4] = static_cast<uint8_t>(group.codes[i] | group.codes[i + kGroupInputs / 2] << 4);
+}
+
+uint16_t read_half(const uint8_t* p) {
+  uint16_t half;
+  std::memcpy(&half, p, 2);
+  return half;
+}
+
+// The power of 2 of the lowest bit that is set in a f16, which is finite and not 0.
+int lowest_power(uint16_t half) {
+  const int exponent = half >> 10 & 31, fraction = (half & 1023) | (exponent ? 1024 : 0);
+  return (exponent ? exponent : 1) - 25 + __builtin_ctz(static_cast<unsigned>(fraction));
+}
+
+struct Unit {
+  float size;
+  int bits;  // of the largest magnitude in it
+};
+
+// The largest unit of which all minima of an output are multiples.
+Unit unit_of_minima(const uint8_t* minima, int groups, size_t stride) {
+  int lowest = 16;
+  float largest = 0.f;
+  for (int group = 0; group < groups; group++) {
+    const uint16_t half = read_half(minima + static_cast<size_t>(group) * stride);
+    const float size = std::fabs(from_f16(half));
+    if (!std::isfinite(size)) return {1.f, kMaxMinimumBits + 1};
+    if (size > 0.f) lowest = lowest < lowest_power(half) ? lowest : lowest_power(half);
+    largest = size > largest ? size : largest;
+  }
+  const float unit = std::ldexp(1.f, lowest);
+  return {unit, largest > 0.f ? std::ilogb(largest / unit) + 1 : 0};
+}
+
+// Packed minima of a panel, f16, into pairs of int16 in their units.
+void make_minima_whole(const Pack& pack, int panel) {
+  const int groups = num_groups(pack.num_inputs);
+  const size_t stride = group_bytes(pack.dtype);
+  const float* units = pack.units + static_cast<size_t>(panel) * kLanes;
+  uint8_t* minima = pack.packed + static_cast<size_t>(panel) * static_cast<size_t>(groups) * stride + kGroupScaleBytes / 2;
+  for (int group = 0; group < groups; group += 2, minima += 2 * stride) {
+    int16_t pairs[kLanes][2];
+    for (int lane = 0; lane < kLanes; lane++)
+      for (int i = 0; i < 2; i++)
+        pairs[lane][i] = static_cast<int16_t>(from_f16(read_half(minima + static_cast<size_t>(i) * stride + lane * 2)) / units[lane]);
+    std::memcpy(minima, pairs, sizeof pairs / 2);
+    std::memcpy(minima + stride, pairs[kLanes / 2], sizeof pairs / 2);
+  }
+}
+
+void find_units(const Pack& pack, int panel) {
+  const int groups = num_groups(pack.num_inputs);
+  const size_t stride = group_bytes(pack.dtype);
+  const uint8_t* minima = pack.packed + static_cast<size_t>(panel) * static_cast<size_t>(groups) * stride + kGroupScaleBytes / 2;
+  for (int lane = 0; lane < kLanes; lane++) {
+    const Unit unit = unit_of_minima(minima + lane * 2, groups, stride);
+    pack.units[panel * kLanes + lane] = unit.size;
+    int most = pack.minimum_bits->load(std::memory_order_relaxed);
+    while (unit.bits > most && !pack.minimum_bits->compare_exchange_weak(most, unit.bits, std::memory_order_relaxed)) {}
+  }
 }
 
 void pack_panel(const Pack& pack, int panel) {
@@ -108,7 +184,7 @@ void pack_panel(const Pack& pack, int panel) {
       }
       const float scale = std::fabs(scale_of(group, pack.dtype));
       if (scale == 0.f)
-        std::memset(group.codes, code_offset(pack.dtype), kGroupInputs);
+        make_zeros(group, pack.dtype);
       else if (!(scale >= kLeastOrdinaryWeight && scale <= kMostOrdinaryWeight))
         pack.ordinary->store(false, std::memory_order_relaxed);
       place_group(group, pack.dtype, lane, out);
@@ -116,36 +192,52 @@ void pack_panel(const Pack& pack, int panel) {
   }
 }
 
-void pack_piece(void* context, int piece, int) {
-  const Pack& pack = *static_cast<const Pack*>(context);
-  const int num_panels = (pack.num_outputs + kLanes - 1) / kLanes;
-  for (int panel = piece * kPanelsPerPiece; panel < num_panels && panel < (piece + 1) * kPanelsPerPiece; panel++)
-    pack_panel(pack, panel);
+struct Pieces {
+  const Pack* pack;
+  void (*make_panel)(const Pack& pack, int panel);
+};
+
+void make_piece(void* context, int piece, int) {
+  const Pieces& pieces = *static_cast<const Pieces*>(context);
+  const int num_panels = num_panels_of(pieces.pack->num_outputs), first = piece * kPanelsPerPiece;
+  for (int panel = first; panel < num_panels && panel < first + kPanelsPerPiece; panel++) pieces.make_panel(*pieces.pack, panel);
 }
 
-bool run_pack(ThreadPool& pool, Pack& pack) {
+void make_panels(ThreadPool& pool, const Pack& pack, void (*make_panel)(const Pack& pack, int panel)) {
+  Pieces pieces = {&pack, make_panel};
+  pool.run((num_panels_of(pack.num_outputs) + kPanelsPerPiece - 1) / kPanelsPerPiece, make_piece, &pieces);
+}
+
+void run_pack(ThreadPool& pool, const void* from, size_t block_bytes, LinearWeights& weights) {
   std::atomic<bool> ordinary{true};
-  pack.ordinary = &ordinary;
-  const int num_panels = (pack.num_outputs + kLanes - 1) / kLanes;
-  pool.run((num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece, pack_piece, &pack);
-  return ordinary;
+  std::atomic<int> minimum_bits{0};
+  uint8_t* packed = static_cast<uint8_t*>(const_cast<void*>(weights.weights));  // memory of who asked for it
+  Pack pack = {from, weights.num_outputs, weights.num_inputs, weights.dtype, block_bytes, packed, nullptr, &ordinary, &minimum_bits};
+  make_panels(pool, pack, pack_panel);
+  weights.ordinary_scales = ordinary;
+  if (!has_minima(weights.dtype)) return;
+  const int groups = num_groups(weights.num_inputs);
+  const size_t panel_bytes = static_cast<size_t>(groups) * group_bytes(weights.dtype);
+  pack.units = reinterpret_cast<float*>(packed + static_cast<size_t>(num_panels_of(weights.num_outputs)) * panel_bytes);
+  make_panels(pool, pack, find_units);
+  if (groups % 2 || groups > kMaxWholeGroups || minimum_bits > kMaxMinimumBits) return;
+  make_panels(pool, pack, make_minima_whole);
+  weights.dtype = WeightsDtype::int4_whole_min;
+  weights.minimum_units = pack.units;
+  weights.minimum_bits = minimum_bits;
 }
 
 }  // namespace
 
 size_t packed_groups_bytes(int num_outputs, int num_inputs, WeightsDtype dtype) {
-  const size_t panels = (static_cast<size_t>(num_outputs) + kLanes - 1) / kLanes;
-  return panels * static_cast<size_t>(num_groups(num_inputs)) * group_bytes(dtype);
+  const size_t units = has_minima(dtype) ? sizeof(float) * kLanes : 0;
+  return static_cast<size_t>(num_panels_of(num_outputs)) * (static_cast<size_t>(num_groups(num_inputs)) * group_bytes(dtype) + units);
 }
 
-bool pack_groups(ThreadPool& pool, const float* weight, int num_outputs, int num_inputs, WeightsDtype dtype, void* packed) {
-  Pack pack = {weight, num_outputs, num_inputs, dtype, 0, static_cast<uint8_t*>(packed), nullptr};
-  return run_pack(pool, pack);
-}
+void pack_groups(ThreadPool& pool, const float* weight, LinearWeights& weights) { run_pack(pool, weight, 0, weights); }
 
-bool pack_blocks(ThreadPool& pool, const uint8_t* blocks, int num_outputs, int num_inputs, BlockKind kind, void* packed) {
-  Pack pack = {blocks, num_outputs, num_inputs, dtype_of_blocks(kind), block_bytes(kind), static_cast<uint8_t*>(packed), nullptr};
-  return run_pack(pool, pack);
+void pack_blocks(ThreadPool& pool, const uint8_t* blocks, BlockKind kind, LinearWeights& weights) {
+  run_pack(pool, blocks, block_bytes(kind), weights);
 }
 
 }  // namespace octavo

@@ -16,8 +16,10 @@ constexpr WeightsDtype dtype_of_blocks(BlockKind kind) {
 size_t packed_groups_bytes(int num_outputs, int num_inputs, WeightsDtype dtype);
 // dtype: int8 (scale = largest absolute value / 127) or int4 (the largest becomes -8, GGUF's rule for q4_0); nearest even.
 // A group of less than 2^-120 is zeros; a group with a number that is not finite has a scale of NaN.
-// Both return whether all scales are ordinary: 0, or 2^-66 to 2^66 in magnitude. Where one is 0, so are its codes.
-bool pack_groups(ThreadPool& pool, const float* weight, int num_outputs, int num_inputs, WeightsDtype dtype, void* packed);
-bool pack_blocks(ThreadPool& pool, const uint8_t* blocks, int num_outputs, int num_inputs, BlockKind kind, void* packed);
+// `weights` has its shape, dtype and memory, and gets what becomes of them: whether all scales are ordinary (2^-66 to 2^66 in
+// magnitude; one of 0 becomes 1, and its codes 0), and whether minima are whole numbers, where each is one of 16
+// bits in a power of 2 that its output's have in common, exactly.
+void pack_groups(ThreadPool& pool, const float* weight, LinearWeights& weights);
+void pack_blocks(ThreadPool& pool, const uint8_t* blocks, BlockKind kind, LinearWeights& weights);
 
 }  // namespace octavo

@@ -138,7 +138,9 @@ bool fills_tiles(const BatchArgs& batch) {
 
 }  // namespace
 
-void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args) { for_each_row<RopeWriteArgs, ask_for_token>(pool, args); }
+void ask_for_slots(ThreadPool& pool, const RopeWriteArgs& args, int first, int num_rows) {
+  for_each_row<RopeWriteArgs, ask_for_token>(pool, args, first, num_rows);
+}
 
 void rope_write(ThreadPool& pool, const RopeWriteArgs& args, int first, int num_rows) {
   for_each_row<RopeWriteArgs, write_token>(pool, args, first, num_rows);

@@ -1,4 +1,4 @@
-// Rows through a matrix, or through a gated MLP, with their norm: which thread does what, and in what memory.
+// Rows through matrices and gated MLPs, with their norms: which thread does what, and in what memory.
 //
 // Rows are shared out to the threads in blocks, each of which goes through everything on one thread: no thread waits for
 // another between two steps, and what lies between them stays in the second-level cache. Where they are few, the threads
@@ -21,8 +21,10 @@ struct RowWork {
   // RMS norm of what the last matrix gives, before it is added to out (with `accumulate`); null: none.
   const float* out_norm = nullptr;
   Gate gate = Gate::silu;
-  // What happens to rows [first, first + count) of out while they are in the caches of who made them; null: nothing.
-  void (*then)(const void* context, ThreadPool& pool, int first, int count) = nullptr;
+  // What happens before rows [first, first + count) of out are made, and while they are in the caches of who made them;
+  // null: nothing.
+  using Hook = void (*)(const void* context, ThreadPool& pool, int first, int count);
+  Hook before = nullptr, then = nullptr;
   const void* context = nullptr;
 };
 
@@ -30,19 +32,21 @@ class RowRunner {
  public:
   explicit RowRunner(ThreadPool& pool) : pool_(pool), spaces_(static_cast<size_t>(pool.num_threads())) {}
 
-  void run(const KernelTable& table, const RowWork& work) {
-    if (!are_shared(work.num_rows)) {
-      const int step = work.second ? kBlockRows : work.num_rows;
-      reserve(table, spaces_[0], work, least(step, work.num_rows), pool_.num_threads());
-      for (int first = 0; first < work.num_rows; first += step)
-        run_block(table, pool_, spaces_[0], work, first, least(step, work.num_rows - first));
+  void run(const KernelTable& table, const RowWork& work) { run(table, &work, 1); }
+
+  // `count` works of the same rows, one after another: of the works before it, each reads only the rows that it computes.
+  void run(const KernelTable& table, const RowWork* works, int count) {
+    const int num_rows = works->num_rows;
+    if (!are_shared(num_rows)) {
+      for (int i = 0; i < count; i++) run_together(table, works[i]);
       return;
     }
     // as many blocks for each thread, as even as can be: none waits long for a last one
-    const int threads = pool_.num_threads(), blocks = divide_up(divide_up(work.num_rows, kBlockRows), threads) * threads;
-    Shared shared{this, &table, &work, divide_up(work.num_rows, blocks)};
-    for (Space& space : spaces_) reserve(table, space, work, shared.block_rows, 1);
-    pool_.run(divide_up(work.num_rows, shared.block_rows), run_piece, &shared);
+    const int threads = pool_.num_threads(), blocks = divide_up(divide_up(num_rows, kBlockRows), threads) * threads;
+    Shared shared{this, &table, works, count, divide_up(num_rows, blocks)};
+    for (Space& space : spaces_)
+      for (int i = 0; i < count; i++) reserve(table, space, works[i], shared.block_rows, 1);
+    pool_.run(divide_up(num_rows, shared.block_rows), run_piece, &shared);
   }
 
  private:
@@ -61,8 +65,8 @@ class RowRunner {
   struct Shared {
     RowRunner* runner;
     const KernelTable* table;
-    const RowWork* work;
-    int block_rows;
+    const RowWork* works;
+    int num_works, block_rows;
   };
 
   static int least(int a, int b) { return a < b ? a : b; }
@@ -70,8 +74,17 @@ class RowRunner {
 
   static void run_piece(void* context, int index, int thread) {
     const Shared& shared = *static_cast<const Shared*>(context);
-    const int first = index * shared.block_rows, count = least(shared.block_rows, shared.work->num_rows - first);
-    run_block(*shared.table, shared.runner->alone_, shared.runner->spaces_[static_cast<size_t>(thread)], *shared.work, first, count);
+    const int first = index * shared.block_rows, count = least(shared.block_rows, shared.works->num_rows - first);
+    Space& space = shared.runner->spaces_[static_cast<size_t>(thread)];
+    for (int i = 0; i < shared.num_works; i++) run_block(*shared.table, shared.runner->alone_, space, shared.works[i], first, count);
+  }
+
+  // All threads at each matrix.
+  void run_together(const KernelTable& table, const RowWork& work) {
+    const int step = work.second ? kBlockRows : work.num_rows;
+    reserve(table, spaces_[0], work, least(step, work.num_rows), pool_.num_threads());
+    for (int first = 0; first < work.num_rows; first += step)
+      run_block(table, pool_, spaces_[0], work, first, least(step, work.num_rows - first));
   }
 
   // A piece must not throw, so memory is had before.
@@ -95,6 +108,7 @@ class RowRunner {
     float *rows = work.out + static_cast<size_t>(first) * last.num_outputs, *out = rows;
     if (work.out_norm) out = static_cast<float*>(space.added.data());
     const bool accumulate = work.accumulate && !work.out_norm;
+    if (work.before) work.before(work.context, pool, first, count);
     run_matrices(table, pool, space, work, x, count, out, accumulate);
     if (work.out_norm) table.rms_norm(pool, out, work.out_norm, work.eps, count, last.num_outputs, rows, work.accumulate);
     if (work.then) work.then(work.context, pool, first, count);

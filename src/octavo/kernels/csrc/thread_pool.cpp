@@ -12,7 +12,7 @@
 namespace octavo {
 
 ThreadPool::ThreadPool(int num_threads, int spin_pauses)
-    : num_threads_(num_threads < 1 ? 1 : num_threads), spin_pauses_(spin_pauses) {
+    : patience_(spin_pauses), num_threads_(num_threads < 1 ? 1 : num_threads), spin_pauses_(spin_pauses) {
   try {
     for (int thread = 1; thread < num_threads_; thread++) threads_.emplace_back([this, thread] { worker(thread); });
   } catch (...) {  // the machine gives no more threads: those that run must end before their vector goes
@@ -35,7 +35,8 @@ void ThreadPool::stop() {
 void ThreadPool::worker(int thread) {
   uint32_t last = 0;
   for (;;) {
-    for (int i = 0; i < spin_pauses_ && epoch_.load(std::memory_order_acquire) == last && !stop_; i++) OCTAVO_PAUSE();
+    for (int i = 0; i < patience_.load(std::memory_order_relaxed) && epoch_.load(std::memory_order_acquire) == last && !stop_; i++)
+      OCTAVO_PAUSE();
     if (epoch_.load() == last && !stop_) {
       std::unique_lock<std::mutex> lock(mutex_);
       num_sleepers_++;
@@ -75,8 +76,17 @@ void ThreadPool::wake_workers() {
   work_.notify_all();
 }
 
+// To wait at most a 16th of a run costs little, whoever else wants the core; to wake a thread takes longer than most waits.
+int ThreadPool::pauses_after(std::chrono::steady_clock::duration run) const {
+  constexpr int64_t kPauseNs = 25, kShare = 16, kMostNs = 200'000;
+  const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(run).count() / kShare;
+  const int pauses = static_cast<int>((ns < kMostNs ? ns : kMostNs) / kPauseNs);
+  return pauses > spin_pauses_ ? pauses : spin_pauses_;
+}
+
 void ThreadPool::wait_for_pieces(uint32_t num_pieces) {
-  for (int i = 0; i < spin_pauses_ && done_.load(std::memory_order_acquire) != num_pieces; i++) OCTAVO_PAUSE();
+  const int patience = patience_.load(std::memory_order_relaxed);
+  for (int i = 0; i < patience && done_.load(std::memory_order_acquire) != num_pieces; i++) OCTAVO_PAUSE();
   if (done_.load() == num_pieces) return;
   std::unique_lock<std::mutex> lock(mutex_);
   waiting_ = true;
@@ -99,7 +109,9 @@ void ThreadPool::run(int num_pieces, PieceFn fn, void* context) {
   ticket_.store(static_cast<uint64_t>(epoch) << 32);
   epoch_.store(epoch);
   wake_workers();
+  const auto begin = std::chrono::steady_clock::now();
   drain(0);
+  patience_.store(spin_pauses_ > 0 ? pauses_after(std::chrono::steady_clock::now() - begin) : 0, std::memory_order_relaxed);
   wait_for_pieces(static_cast<uint32_t>(num_pieces));
 }
 
