@@ -1,5 +1,5 @@
 // A linear layer with grouped weights on the instruction sets of aarch64, for test_aarch64.py: reads int32 dtype, outputs, inputs,
-// rows, then f32 weights and x; writes the outputs of each instruction set.
+// rows, then weights (f32; q4_1 blocks for int4_min) and f32 x; writes the outputs of each instruction set.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -35,14 +35,18 @@ int main() {
   int32_t head[4];
   if (fread(head, 4, 4, stdin) != 4) return 1;
   const int outputs = head[1], inputs = head[2], rows = head[3];
-  std::vector<float> w(static_cast<size_t>(outputs) * inputs), x(static_cast<size_t>(rows) * inputs);
-  if (fread(w.data(), 4, w.size(), stdin) != w.size() || fread(x.data(), 4, x.size(), stdin) != x.size()) return 1;
-  ThreadPool pool(2, 100);
   const WeightsDtype dtype = static_cast<WeightsDtype>(head[0]);
+  const bool has_blocks = dtype == WeightsDtype::int4_min;
+  const size_t numbers = static_cast<size_t>(outputs) * inputs;
+  std::vector<uint8_t> w(has_blocks ? numbers / 32 * block_bytes(BlockKind::q4_1) : numbers * 4);
+  std::vector<float> x(static_cast<size_t>(rows) * inputs);
+  if (fread(w.data(), 1, w.size(), stdin) != w.size() || fread(x.data(), 4, x.size(), stdin) != x.size()) return 1;
+  ThreadPool pool(2, 100);
   std::vector<uint8_t> bytes;
   void* packed = aligned(bytes, packed_groups_bytes(outputs, inputs, dtype));
-  const bool ordinary = pack_groups(pool, w.data(), outputs, inputs, dtype, packed);
-  const LinearWeights weights = {packed, nullptr, outputs, inputs, dtype, ordinary};
+  LinearWeights weights = {packed, nullptr, outputs, inputs, dtype};
+  if (has_blocks) pack_blocks(pool, w.data(), BlockKind::q4_1, weights);
+  else pack_groups(pool, reinterpret_cast<const float*>(w.data()), weights);
   run(pool, weights, x, rows, portable::linear_scratch_bytes, portable::linear);
   run(pool, weights, x, rows, neon_dot::linear_scratch_bytes, neon_dot::linear);
 }

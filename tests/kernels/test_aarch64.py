@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from octavo.kernels.native import NativeOps, supported_instruction_sets
+from tests.kernels.test_grouped_linear import WHOLE, random_blocks
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 SOURCES = Path(__file__).parents[2] / "src/octavo/kernels/csrc"
@@ -64,3 +65,19 @@ def test_bits_are_those_of_this_machine(program: Path, weights_dtype: str, input
     ops, expected = NativeOps(1, names[0]), np.empty((rows, outputs), np.float32)
     ops.linear(x, ops.pack_linear(weight, None, weights_dtype), expected)
     assert found[0].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("inputs", [32, 576])
+@pytest.mark.parametrize("form", ["q4_1", WHOLE])
+def test_minima_give_the_bits_of_this_machine(program: Path, form: str, inputs: int, rows: int) -> None:
+    outputs, x = 40, np.random.default_rng(rows).standard_normal((rows, inputs), np.float32)
+    blocks = random_blocks(1, outputs, inputs, form)
+    head = np.array([4, outputs, inputs, rows], np.int32)
+    given = head.tobytes() + blocks.tobytes() + x.tobytes()
+    done = subprocess.run([EMULATOR, str(program)], input=given, capture_output=True, check=True)
+    found = np.frombuffer(done.stdout, np.float32).reshape(2, rows, outputs)
+    ops, expected = NativeOps(1, supported_instruction_sets()[0]), np.empty((rows, outputs), np.float32)
+    ops.linear(x, ops.pack_blocks(blocks, None, "q4_1"), expected)
+    for each in found:
+        assert each.tobytes() == expected.tobytes()
