@@ -69,7 +69,7 @@ def round_groups(values: F32, weights_dtype: str) -> Groups:
 def round_inputs(values: F32) -> Groups:
     """To codes of -127 to 127; outlying groups in steps of a 128th, so to 127 * 128. To nearest, ties to even.
 
-    scale: the least of those that `SCALE_STEP` leaves, at least largest absolute value / 127. Whether a group is
+    scale: the least of those that `SCALE_STEP` leaves, at least largest absolute value * (1 / 127). Whether a group is
     outlying depends on its row alone. A group with a number that is not finite gets codes of 0 and a scale of NaN.
     """
     padded = _in_groups(values)
@@ -79,7 +79,7 @@ def round_inputs(values: F32) -> Groups:
     with np.errstate(over="ignore", invalid="ignore"):  # a row with a number that is not finite has no outlying group
         sums = np.add.accumulate(largest, axis=-1, dtype=np.float32)[:, -1:]  # one by one, as the kernels add
         outlying = live & (largest > OUTLYING * (sums / np.float32(largest.shape[1])))
-    least = np.where(live, largest, np.float32(127)) / np.float32(127)
+    least = np.where(live, largest, np.float32(127)) * (np.float32(1) / np.float32(127))
     scale = ((least.view(np.uint32) + SCALE_STEP - np.uint32(1)) & ~(SCALE_STEP - np.uint32(1))).view(np.float32)
     steps = np.where(outlying, np.float32(128), np.float32(1))[..., np.newaxis]
     padded[~live] = 0

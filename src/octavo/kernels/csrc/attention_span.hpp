@@ -112,8 +112,9 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
   for (int row = 0; row < kRows; row++) {
     if (rule.cap > 0.f) cap_scores(keys, rule.cap, buffers.scores[row]);
     m[row] = mask_scores<Tiles::kWeighTiles>(keys, row, buffers.scores[row]);
-    if constexpr (Tiles::kHasUnits) Tiles::set_units(buffers, row, first, num_tiles, m[row], wrong);
   }
+  if constexpr (Tiles::kHasUnits)
+    for (int row = 0; row < kRows; row++) Tiles::set_units(buffers, row, first, num_tiles, m[row], wrong);
   Shares shares;
   store(result.m, result.merge ? share_rows(load(result.m), load(m), shares) : load(m));
 

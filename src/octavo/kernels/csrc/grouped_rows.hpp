@@ -56,7 +56,7 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
 
 OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
   const float scale = scale_of(largest);
-  const __m512 inverse = _mm512_set1_ps(1.f / scale);
+  const __m512 inverse = _mm512_set1_ps(inverse_of(scale));
   const __m512i low = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x), inverse));  // to nearest even, as below
   const __m512i high = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_maskz_cvtepi32_epi8(0xffff, low));
@@ -76,7 +76,7 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
 }
 
 OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
-  const float scale = scale_of(largest), inverse = 1.f / scale;
+  const float scale = scale_of(largest), inverse = inverse_of(scale);
   int8_t bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {
@@ -91,7 +91,7 @@ OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* c
 
 // Codes are 128 * high + low.
 OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32_t* low, int32_t* high) {
-  const float scale = scale_of(largest), inverse = 1.f / scale;
+  const float scale = scale_of(largest), inverse = inverse_of(scale);
   int8_t low_bytes[kGroupInputs], high_bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {

@@ -30,8 +30,18 @@ OCTAVO_INLINE float as_float(Bits bits) {
   return number;
 }
 
-// The least scale that is not below largest / 127.
-OCTAVO_INLINE float scale_of(float largest) { return as_float((bits_of(largest / 127.f) + kScaleStep - 1) & ~(kScaleStep - 1)); }
+// The least scale that is not below largest * (1 / 127), where 1 / 127 is a float: a little less than it.
+OCTAVO_INLINE float scale_of(float largest) {
+  return as_float((bits_of(largest * (1.f / 127.f)) + kScaleStep - 1) & ~(kScaleStep - 1));
+}
+
+// 1 / scale, as a division rounds it.
+OCTAVO_INLINE float inverse_of(float scale) {
+  static constexpr float kInverses[kScaleSizes] = {1.f, 1.f / 1.25f, 1.f / 1.5f, 1.f / 1.75f};
+  const uint32_t bits = bits_of(scale), power = bits >> 23;
+  if (__builtin_expect(power == 0, 0)) return 1.f / scale;  // not a normal number
+  return as_float(bits_of(kInverses[bits / kScaleStep % kScaleSizes]) - ((power - 127) << 23));
+}
 
 OCTAVO_INLINE bool is_ordinary_scale(float scale) { return bits_of(scale) - kLeastOrdinary <= kMostOrdinary - kLeastOrdinary; }
 
