@@ -12,6 +12,7 @@ from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, U8
 from octavo.kernels.weight_groups import (
     MOST_WHOLE_GROUPS,
+    is_fine,
     multiply,
     read_blocks,
     round_factors,
@@ -100,20 +101,53 @@ def test_minima_that_are_not_whole_are_added_group_by_group(instruction_set: str
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_the_largest_sums_do_not_overflow(instruction_set: str) -> None:
-    """Minima of 16 bits and factors that are as large as they may be, of one group or of all, exactly."""
-    for groups, sign in [(2, 1), (48, -1), (MOST_WHOLE_GROUPS, 1)]:
-        blocks = blocks_with(np.full((17, groups), 32736 * sign, np.float32)).reshape(17, groups, 20)
-        blocks[..., :2] = 0  # scales
-        blocks = blocks.reshape(17, -1)
-        x = np.full((8, 32 * groups), 127, np.float32)
-        x[1::2] *= -1
-        x[2, 32:] = 0
-        x[3, 32:] = 0
-        x[3, :32] = -127
-        sums = x.astype(np.float64).sum(axis=1)
-        out = product(ops_for(instruction_set), x, blocks)
-        np.testing.assert_allclose(out, np.repeat(sums[:, np.newaxis] * 32736 * sign, 17, axis=1), rtol=2.0**-14)
+@pytest.mark.parametrize(
+    ("groups", "most"), [(2, 32736), (4, -32736), (48, 32736), (64, -32736), (MOST_WHOLE_GROUPS, 2046)]
+)
+def test_the_largest_sums_do_not_overflow(instruction_set: str, groups: int, most: int) -> None:
+    """Minima of as many bits as they may have, and factors as large as they may be, of one group or of all."""
+    minima = np.full((17, groups), most, np.float32)
+    minima[:, 1] = 1  # which makes the unit 1
+    blocks = blocks_with(minima).reshape(17, groups, 20)
+    blocks[..., :2] = 0  # scales
+    blocks = blocks.reshape(17, -1)
+    found = whole_minima(read_blocks(blocks, "q4_1"))
+    assert found is not None
+    assert np.abs(found[0]).max() == abs(most)
+    x = np.full((8, 32 * groups), 127, np.float32)
+    x[1::2] *= -1
+    x[2, 32:] = 0
+    x[3, 32:] = 0
+    x[3, :32] = -127
+    exact = x.astype(np.float64).reshape(8, groups, 32).sum(axis=-1) @ minima.astype(np.float64).T
+    out = product(ops_for(instruction_set), x, blocks)
+    np.testing.assert_allclose(out, exact, rtol=groups * 2.0**-14)
+    np.testing.assert_allclose(out, multiply(x, read_blocks(blocks, "q4_1")), rtol=1e-6)
+
+
+def test_how_many_bits_leave_enough_for_factors() -> None:
+    for groups, bits in [(2, 15), (64, 15), (128, 14), (256, 13), (1024, 11)]:
+        minima = np.ones((3, groups), np.float32)
+        minima[1, 0] = 2.0 ** (bits - 1)
+        assert whole_minima(read_blocks(blocks_with(minima), "q4_1")) is not None
+        minima[1, 0] *= 2
+        assert whole_minima(read_blocks(blocks_with(minima), "q4_1")) is None
+
+
+@pytest.mark.parametrize("groups", [18, 48, 128, 448])
+@pytest.mark.parametrize("large", [1.0, 100.0, 3000.0, 1e5])
+def test_minima_lose_less_than_rounding_activations(groups: int, large: float) -> None:
+    """Also beside one large number, which is alone in a finely rounded group."""
+    rng = np.random.default_rng(groups)
+    minima = rng.integers(-255, 256, (40, groups)).astype(np.float32) * np.float32(2.0**-11)
+    weight = read_blocks(blocks_with(minima), "q4_1")
+    assert whole_minima(weight) is not None
+    x = normal(5, 60, 32 * groups)
+    x[:, 40] *= np.float32(large)
+    values, rounded = weight.values().astype(np.float64).T, round_inputs(x).values().astype(np.float64)
+    by_minima = multiply(x, weight) - rounded @ values
+    by_rounding = (rounded - x) @ values
+    assert np.sqrt((by_minima**2).mean()) < 0.25 * np.sqrt((by_rounding**2).mean())
 
 
 @pytest.mark.parametrize("bits", [0, 9, 13, 15])
@@ -125,7 +159,7 @@ def test_factors_lose_little(size: float, bits: int) -> None:
     x[1::50, 32:] = 0
     x[2::50] = 0
     rounded = round_inputs(x)
-    exact = rounded.scale * rounded.codes.sum(axis=-1).astype(np.float32)
+    exact = np.where(is_fine(rounded), np.float32(0), rounded.scale * rounded.codes.sum(axis=-1).astype(np.float32))
     whole, units = round_factors(rounded, bits)
     assert np.abs(whole).max() <= 32768
     assert (np.abs(whole).sum(axis=1, dtype=np.int64) * 2**bits < 2**31).all()
@@ -147,13 +181,14 @@ def test_rows_of_zeros_tiny_and_not_finite_numbers(instruction_set: str) -> None
     x[6] = 1e-44
     x[7, 100] = np.inf
     x[8] *= np.float32(1e36)
+    x[9] = 2e36  # whose sum is more than f32 holds
     ops = ops_for(instruction_set)
     out = product(ops, x, blocks)
     assert (out[[4, 6]] == 0).all()
     assert np.isnan(out[7]).all()
     assert np.isfinite(np.delete(out, 7, axis=0)).all()
     expected = multiply(x, read_blocks(blocks, "q4_1"))
-    for row in (5, 8):
+    for row in (5, 8, 9):
         np.testing.assert_allclose(out[row], expected[row], rtol=1e-3, atol=np.abs(expected[row]).max() * 1e-5)
     alone = np.concatenate([product(ops, x[row : row + 1], blocks) for row in range(20)])
     assert same_bits(np.delete(out, 7, axis=0), np.delete(alone, 7, axis=0))

@@ -53,7 +53,7 @@ class NativeOps:
     """`ops.Ops` in C++.
 
     `num_threads` 0 means one per usable core. `spin_pauses` bounds how long an idle thread spins before it sleeps (a
-    pause is about 25 ns).
+    pause is about 25 ns), but behind a long run it may spin for a small share of that run.
     """
 
     def __init__(self, num_threads: int = 0, instruction_set: str = "auto", spin_pauses: int = 400) -> None:

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+F64 = npt.NDArray[np.float64]
 U8 = npt.NDArray[np.uint8]
 
 GROUP = 32
 LEAST = np.float32(2.0**-120)  # a group whose numbers are all smaller counts as zeros
 SCALE_STEP = np.uint32(1 << 21)  # of the bits of an activation's scale: it is a power of 2 times 1, 1.25, 1.5 or 1.75
-MOST_WHOLE_GROUPS = 1024
+MOST_WHOLE_GROUPS, MOST_WHOLE = 1024, 1 << 21
 OUTLYING = np.float32(4)  # times the mean of a row's groups: from there on a group's largest number is outlying
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}  # GGUF's blocks that groups hold without a second rounding
 
@@ -106,7 +107,8 @@ def read_blocks(blocks: U8, kind: str) -> Groups:
 def whole_minima(weight: Groups) -> tuple[I32, F32] | None:
     """The minima as whole numbers of 16 bits [rows, groups], and the units [rows], powers of 2; None: they have none.
 
-    They are where groups are an even number of at most 1,024, and no minimum is rounded by it.
+    They are where groups are an even number of at most 1,024, no minimum is rounded by it, and all have so few bits
+    that enough are left for what they are multiplied by (`round_factors`): groups * 2^bits is 2^21 at most.
     """
     minimum = weight.minimum
     if (
@@ -123,22 +125,37 @@ def whole_minima(weight: Groups) -> tuple[I32, F32] | None:
     unit = np.ldexp(1.0, lowest)
     if (np.abs(minimum).max(axis=1) > 32767 * unit).any():
         return None
-    return np.rint(minimum / unit[:, np.newaxis]).astype(np.int32), unit.astype(np.float32)
+    found = np.rint(minimum / unit[:, np.newaxis]).astype(np.int32)
+    if minimum.shape[1] << int(np.abs(found).max()).bit_length() > MOST_WHOLE:
+        return None
+    return found, unit.astype(np.float32)
+
+
+def factors_of(rounded: Groups) -> F32:
+    """What minima are multiplied by [rows, groups]: scale * sum of codes."""
+    with np.errstate(over="ignore"):
+        factors: F32 = rounded.scale * rounded.codes.sum(axis=-1).astype(np.float32)
+    return factors
+
+
+def is_fine(rounded: Groups) -> npt.NDArray[np.bool_]:
+    """Which groups have more than 8 bits [rows, groups]."""
+    fine: npt.NDArray[np.bool_] = np.abs(rounded.codes).max(axis=-1) > 127
+    return fine
 
 
 def round_factors(rounded: Groups, minimum_bits: int) -> tuple[I32, F32]:
     """What whole minima are multiplied by: scale * sum of codes, as 16 bits [rows, groups]; units [rows], powers of 2.
 
     A row's unit is the least in which each has 16 bits, and sums of products with minima below 2^minimum_bits have 31;
-    NaN where the sum of the factors' magnitudes is not finite.
+    NaN where one is not finite. Those of outlying groups are 0 here: they are not rounded, but multiplied in f32.
     """
-    factors = rounded.scale * rounded.codes.sum(axis=-1).astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sizes = np.add.accumulate(np.abs(factors), axis=-1, dtype=np.float32)[:, -1]  # one by one, as the kernels add
+    factors = np.where(is_fine(rounded), np.float32(0), factors_of(rounded))
+    sizes = np.add.accumulate(np.abs(factors), axis=-1, dtype=np.float64)[:, -1]  # one by one, as the kernels add
     finite = np.isfinite(sizes)
-    by_sum = 29 + 127 - minimum_bits - (sizes.view(np.int32) >> 23)
+    by_sum = 29 + 1023 - minimum_bits - (sizes.view(np.int64) >> 52)
     by_largest = 14 + 127 - (np.abs(factors).max(axis=-1).view(np.int32) >> 23)
-    power = np.minimum(np.minimum(by_sum, by_largest), 126)
+    power = np.where(finite, np.minimum(np.minimum(by_sum, by_largest), 126), 0)
     with np.errstate(over="ignore", invalid="ignore"):
         whole = np.rint(factors * np.ldexp(np.float32(1), power)[:, np.newaxis])
     whole = np.where(finite[:, np.newaxis], np.minimum(whole, np.float32(32767)), np.float32(0)).astype(np.int32)
@@ -148,25 +165,36 @@ def round_factors(rounded: Groups, minimum_bits: int) -> tuple[I32, F32]:
 def multiply(x: F32, weight: Groups) -> F32:
     """x [m, size] @ weight.T; x is rounded by `round_inputs`, and groups are added in ascending order.
 
-    What minima bring is added with each group, or behind all of them where they are whole numbers.
+    What minima bring is added with each group, or, where they are whole numbers, behind all of them, but before the
+    group for outlying groups.
     """
     rounded, whole = round_inputs(x), whole_minima(weight)
     total = np.zeros((len(x), len(weight.codes)), np.float64)
-    sums = rounded.codes.sum(axis=-1)
+    factors, fine = factors_of(rounded), is_fine(rounded)
+
+    def add(total: F64, factor: F32, minimum: F32) -> F64:
+        return _to_f32(factor[:, np.newaxis].astype(np.float64) * minimum[np.newaxis].astype(np.float64) + total)
+
     for group in range(weight.codes.shape[1]):
+        minimum = None if weight.minimum is None else weight.minimum[:, group]
+        if minimum is not None and whole is not None and fine[:, group].any():
+            total = np.where(fine[:, group, np.newaxis], add(total, factors[:, group], minimum), total)
         exact = rounded.codes[:, group] @ weight.codes[:, group].T
         scale = rounded.scale[:, group, np.newaxis] * weight.scale[np.newaxis, :, group]
-        total = (exact * scale.astype(np.float64) + total).astype(np.float32).astype(np.float64)
-        if weight.minimum is not None and whole is None:
-            factor = rounded.scale[:, group] * sums[:, group].astype(np.float32)
-            added = factor[:, np.newaxis].astype(np.float64) * weight.minimum[np.newaxis, :, group]
-            total = (added + total).astype(np.float32).astype(np.float64)
+        total = _to_f32(exact * scale.astype(np.float64) + total)
+        if minimum is not None and whole is None:
+            total = add(total, factors[:, group], minimum)
     if whole is not None:
         minima, units = whole
-        factors, row_units = round_factors(rounded, int(np.abs(minima).max()).bit_length())
-        exact = (factors @ minima.T).astype(np.float32)
+        whole_factors, row_units = round_factors(rounded, int(np.abs(minima).max()).bit_length())
+        exact = (whole_factors @ minima.T).astype(np.float32)
         total = exact.astype(np.float64) * (row_units[:, np.newaxis] * units).astype(np.float64) + total
     return total.astype(np.float32)
+
+
+def _to_f32(values: F64) -> F64:
+    """Rounded to f32, and wide again."""
+    return values.astype(np.float32).astype(np.float64)
 
 
 def _in_groups(values: F32) -> F32:

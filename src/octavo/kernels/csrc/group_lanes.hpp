@@ -29,6 +29,8 @@ OCTAVO_INLINE Codes load_minima(const uint8_t* p, size_t stride) {
   const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return _mm512_maskz_inserti64x4(0xff, first, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + stride)), 1);
 }
+OCTAVO_INLINE I16 first_of_pairs(Codes c) { return {_mm512_maskz_srai_epi32(0xffff, _mm512_maskz_slli_epi32(0xffff, c, 16), 16)}; }
+OCTAVO_INLINE I16 second_of_pairs(Codes c) { return {_mm512_maskz_srai_epi32(0xffff, c, 16)}; }
 // sum + products of pairs of int16, which must not overflow. Not the intrinsic: with that, gcc moves all sums to and fro.
 OCTAVO_INLINE I16 add_pairs(I16 sum, Codes pairs, int32_t two) {
 #if defined(__AVX512VNNI__)
@@ -85,6 +87,8 @@ OCTAVO_INLINE F16 load_f16(const uint8_t* p) {
 OCTAVO_INLINE Codes load_minima(const uint8_t* p, size_t stride) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + stride))};
 }
+OCTAVO_INLINE I16 second_of_pairs(Codes c) { return {_mm256_srai_epi32(c.a, 16), _mm256_srai_epi32(c.b, 16)}; }
+OCTAVO_INLINE I16 first_of_pairs(Codes c) { return second_of_pairs({_mm256_slli_epi32(c.a, 16), _mm256_slli_epi32(c.b, 16)}); }
 OCTAVO_INLINE I16 add_pairs(I16 sum, Codes pairs, int32_t two) {
   const __m256i x = _mm256_set1_epi32(two);
   return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(pairs.a, x)), _mm256_add_epi32(sum.b, _mm256_madd_epi16(pairs.b, x))};
@@ -143,6 +147,8 @@ OCTAVO_INLINE Codes load_minima(const uint8_t* p, size_t stride) {
   std::memcpy(&r.v[2], p + stride, sizeof r / 2);
   return r;
 }
+OCTAVO_INLINE I16 first_of_pairs(Codes c) { OCTAVO_EACH_INT((c.v[i] << 16) >> 16); }
+OCTAVO_INLINE I16 second_of_pairs(Codes c) { OCTAVO_EACH_INT(c.v[i] >> 16); }
 OCTAVO_INLINE I16 add_pairs(I16 sum, Codes pairs, int32_t two) {
   const int32_t first = static_cast<int16_t>(two), second = two >> 16;
   OCTAVO_EACH_INT(sum.v[i] + ((pairs.v[i] << 16) >> 16) * first + (pairs.v[i] >> 16) * second);

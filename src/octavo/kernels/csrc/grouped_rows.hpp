@@ -1,6 +1,6 @@
 // Rows of x rounded in groups of 32, in the order in which a tile reads them (grouped_tile.hpp): to int8, outlying groups finer.
 //
-// A group's scale is the least one (grouped_scales.hpp) that is not below its largest absolute value / 127. Where the largest
+// A group's scale is the least one (`scale_of`) for its largest absolute value to become 127 at most. Where the largest
 // is more than kOutlying times the mean of the row's groups', the group would bring most of the row's error: it is rounded in
 // steps of a 128th of that scale, to 15 bits. Groups below 2^-120 count as zeros; one with a number that is not finite gets a
 // scale of NaN, so that it reaches every output of its row.
@@ -150,34 +150,42 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
 
 // x lies between 2^it and twice that, but for what is smaller than normal numbers.
 OCTAVO_INLINE int exponent_of(float x) { return static_cast<int>(bits_of(x) >> 23) - 127; }
+OCTAVO_INLINE int exponent_of(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, 8);
+  return static_cast<int>(bits >> 52) - 1023;
+}
 
 // What whole minima are multiplied by, behind the groups (grouped_tile.hpp). A row's factors are rounded in the least power of 2
-// in which each has 16 bits, and no sum of products with minima of `minimum_bits` has more than 31.
+// in which each has 16 bits, and no sum of products with minima of `minimum_bits` has more than 31. A group that is rounded
+// finely is not among them: it may be so large that little would be left of the others.
 static inline void round_factors(int groups, int rows, int minimum_bits, int32_t* packed) {
   const size_t group_words = x_group_words(rows), factor_at = group_words - static_cast<size_t>(rows);
   int32_t* out = packed + group_words * static_cast<size_t>(groups);
-  float sizes[kMaxGroupedRows] = {}, largest[kMaxGroupedRows] = {}, steps[kMaxGroupedRows];
-  const int32_t* from = packed + factor_at;
+  double sizes[kMaxGroupedRows] = {};  // which finite numbers of f32 do not exceed
+  float largest[kMaxGroupedRows] = {}, steps[kMaxGroupedRows];
+  const auto factor_of = [&](const int32_t* group, int row) { return *group >> row & 1 ? 0.f : as_float(group[factor_at + row]); };
+  const int32_t* from = packed;
   for (int group = 0; group < groups; group++, from += group_words)
     for (int row = 0; row < rows; row++) {
-      const float size = __builtin_fabsf(as_float(from[row]));
-      sizes[row] += size;
+      const float size = __builtin_fabsf(factor_of(from, row));
+      sizes[row] += static_cast<double>(size);
       largest[row] = size > largest[row] ? size : largest[row];
     }
   for (int row = 0; row < rows; row++) {
-    const bool finite = sizes[row] - sizes[row] == 0.f;
+    const bool finite = sizes[row] - sizes[row] == 0.;
     const int by_sum = 29 - minimum_bits - exponent_of(sizes[row]), by_largest = 14 - exponent_of(largest[row]);
     const int least = by_sum < by_largest ? by_sum : by_largest, power = least < 126 ? least : 126;
     const float unit = as_float(static_cast<uint32_t>(127 - power) << 23);
     steps[row] = finite ? as_float(static_cast<uint32_t>(127 + power) << 23) : 0.f;
     out[groups / 2 * rows + row] = static_cast<int32_t>(bits_of(finite ? unit : __builtin_nanf("")));
   }
-  const auto rounded = [&](const int32_t* factors, int row) {
+  const auto rounded = [&](const int32_t* group, int row) {
     if (steps[row] == 0.f) return 0;
-    const int32_t whole = round_to_int(as_float(factors[row]) * steps[row]);
+    const int32_t whole = round_to_int(factor_of(group, row) * steps[row]);
     return whole < 32767 ? whole : 32767;
   };
-  from = packed + factor_at;
+  from = packed;
   for (int group = 0; group < groups; group += 2, from += 2 * group_words, out += rows)
     for (int row = 0; row < rows; row++)
       out[row] = static_cast<int32_t>((rounded(from, row) & 0xffff) | static_cast<uint32_t>(rounded(from + group_words, row)) << 16);

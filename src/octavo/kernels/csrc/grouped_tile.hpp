@@ -1,6 +1,6 @@
 // The register tiles of linear layers with grouped weights: R rows by P panels of 16 outputs. Whatever the tile, the sum of
 // a group is an exact integer, and groups are added in ascending order, one fused multiply-add each (and one more for
-// minima), so all tiles give the same bits.
+// minima: of each group, or of all where they are whole numbers), so all tiles give the same bits.
 #pragma once
 #include "exp_lanes.hpp"
 #include "grouped_scales.hpp"
@@ -27,7 +27,7 @@ constexpr int max_grouped_panels(int) { return 1; }
 // [8 units], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
 // kMarked says that a scale is not ordinary (grouped_scales.hpp).
 // Where minima are whole numbers, the offsets are what they are multiplied by, as for other minima, and behind all groups
-// lie these once more: rounded to int16 in a power of 2, [groups / 2][rows] pairs and [rows] f32 units.
+// lie these once more, but for finely rounded groups: as int16 in a power of 2, [groups / 2][rows] pairs and [rows] f32 units.
 constexpr int32_t kMarked = 1 << 30;
 constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
 constexpr size_t x_tile_words(WeightsDtype dtype, int groups, int rows) {
@@ -143,8 +143,25 @@ OCTAVO_INLINE void add_scaled(F16 (&sum)[R][P], const I16 (&dots)[R][P], const u
   }
 }
 
+// What whole minima bring to rows that are rounded finely in a group: in f32, so that one large number costs the others of
+// its row nothing. A call, as `add_high` is.
 template <WeightsDtype kDtype, int R, int P>
-OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high) {
+__attribute__((noinline, cold)) static void add_fine_minima(F16 (&sum)[R][P], const GroupedTile& tile, int group, const int32_t* x) {
+  constexpr size_t kBytes = group_bytes(kDtype);
+  const uint8_t* w = tile.weights + static_cast<size_t>(group / 2 * 2) * kBytes + kGroupScaleBytes / 2;
+  const int32_t* factor = x + 1 + kGroupUnits * R + R;
+  for (int p = 0; p < P; p++) {
+    const Codes pairs = load_minima(w + static_cast<size_t>(p) * tile.panel_bytes, kBytes);
+    const F16 whole = to_float(group % 2 ? second_of_pairs(pairs) : first_of_pairs(pairs));
+    const F16 minimum = mul(whole, load(tile.units + static_cast<size_t>(p) * tile.units_apart));
+    for (int r = 0; r < R; r++)
+      if (*x >> r & 1) sum[r][p] = fma(minimum, set1(as_float(factor[r])), sum[r][p]);
+  }
+}
+
+template <WeightsDtype kDtype, int R, int P>
+OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const GroupedTile& tile, int group, const uint8_t* w, const int32_t* x, const int32_t* high) {
+  const size_t panel_bytes = tile.panel_bytes;
   const int32_t *codes = x + 1, *scale = codes + kGroupUnits * R;
   I16 dots[R][P];
   if (__builtin_expect((*x & (kMarked - 1)) != 0, 0)) {
@@ -155,6 +172,20 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_by
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++) dots[r][p] = begun[r][p];
     }
+    if constexpr (kDtype == WeightsDtype::int4_whole_min) {
+      F16 apart[R][P];  // so that `sum` itself has no address
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) apart[r][p] = sum[r][p];
+      }
+      add_fine_minima<kDtype, R, P>(apart, tile, group, x);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) sum[r][p] = apart[r][p];
+      }
+    }
   } else {
     begin_dots<kDtype, R, P>(dots, scale + R);
   }
@@ -164,14 +195,15 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const uint8_t* w, size_t panel_by
 
 // A group whose scales do not all lie in the table. A call, as `add_high` is.
 template <WeightsDtype kDtype, int R, int P>
-__attribute__((noinline, cold)) static void add_group_apart(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x,
-                                                            const int32_t* high) {
-  add_group<kDtype, R, P>(sum, w, panel_bytes, x, high);
+__attribute__((noinline, cold)) static void add_group_apart(F16 (&sum)[R][P], const GroupedTile& tile, int group, const uint8_t* w,
+                                                            const int32_t* x, const int32_t* high) {
+  add_group<kDtype, R, P>(sum, tile, group, w, x, high);
 }
 
 template <WeightsDtype kDtype, int R, int P>
-OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x, const int32_t* high,
-                                      const int32_t* table) {
+OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const GroupedTile& tile, int group, const uint8_t* w, const int32_t* x,
+                                      const int32_t* high, const int32_t* table) {
+  const size_t panel_bytes = tile.panel_bytes;
   if (__builtin_expect(*x != 0, 0)) {
     F16 apart[R][P];  // so that `sum` itself has no address
 #pragma GCC unroll 12
@@ -179,7 +211,7 @@ OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const uint8_t* w, size_t
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++) apart[r][p] = sum[r][p];
     }
-    add_group_apart<kDtype, R, P>(apart, w, panel_bytes, x, high);
+    add_group_apart<kDtype, R, P>(apart, tile, group, w, x, high);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
@@ -194,7 +226,7 @@ OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const uint8_t* w, size_t
   add_scaled<kDtype, R, P, true>(sum, dots, w, panel_bytes, scale, table);
 }
 
-// What whole minima bring, for all groups at once; factors: [groups / 2][R] pairs, [R] units.
+// What whole minima bring, for all groups at once but those that `add_fine_minima` adds; factors: [groups / 2][R] pairs, [R] units.
 template <WeightsDtype kDtype, int R, int P>
 OCTAVO_INLINE void add_whole_minima(F16 (&sum)[R][P], const GroupedTile& tile, const int32_t* factors) {
   constexpr size_t kBytes = group_bytes(kDtype);
@@ -268,10 +300,10 @@ static void run_grouped_tile(const GroupedTile& tile) {
     }
     next += prefetch_step;
     if constexpr (kReads == TileReads::with_table) {
-      add_group_by_table<kDtype, R, P>(sum, w, panel_bytes, x, high, table);
+      add_group_by_table<kDtype, R, P>(sum, tile, group, w, x, high, table);
       table += P * kScaleTableWords;
     } else {
-      add_group<kDtype, R, P>(sum, w, panel_bytes, x, high);
+      add_group<kDtype, R, P>(sum, tile, group, w, x, high);
     }
     w += kBytes;
     x += x_group_words(R);

@@ -14,6 +14,9 @@ constexpr int kLanes = 16;
 constexpr int kPanelsPerPiece = 4;
 constexpr float kLeastOrdinaryWeight = 0x1p-66f, kMostOrdinaryWeight = 0x1p66f;  // scales
 constexpr int kMaxMinimumBits = 15;   // and a sign
+// Of groups times 2^bits of the minima: more would leave so few bits for what they are multiplied by that rounding it
+// would be more than a quarter of what rounding activations to 8 bits is.
+constexpr int64_t kMostWhole = 1 << 21;
 constexpr int kMaxWholeGroups = 1024;  // so that rounding a row's factors cannot make sums of products overflow
 constexpr float kLeast = 7.52316384526264e-37f;  // 2^-120: there, 127 / x is still finite
 
@@ -220,11 +223,12 @@ void run_pack(ThreadPool& pool, const void* from, size_t block_bytes, LinearWeig
   const size_t panel_bytes = static_cast<size_t>(groups) * group_bytes(weights.dtype);
   pack.units = reinterpret_cast<float*>(packed + static_cast<size_t>(num_panels_of(weights.num_outputs)) * panel_bytes);
   make_panels(pool, pack, find_units);
-  if (groups % 2 || groups > kMaxWholeGroups || minimum_bits > kMaxMinimumBits) return;
+  const int bits = minimum_bits;
+  if (groups % 2 || groups > kMaxWholeGroups || bits > kMaxMinimumBits || int64_t{groups} << bits > kMostWhole) return;
   make_panels(pool, pack, make_minima_whole);
   weights.dtype = WeightsDtype::int4_whole_min;
   weights.minimum_units = pack.units;
-  weights.minimum_bits = minimum_bits;
+  weights.minimum_bits = bits;
 }
 
 }  // namespace

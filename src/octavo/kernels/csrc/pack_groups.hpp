@@ -17,8 +17,8 @@ size_t packed_groups_bytes(int num_outputs, int num_inputs, WeightsDtype dtype);
 // dtype: int8 (scale = largest absolute value / 127) or int4 (the largest becomes -8, GGUF's rule for q4_0); nearest even.
 // A group of less than 2^-120 is zeros; a group with a number that is not finite has a scale of NaN.
 // `weights` has its shape, dtype and memory, and gets what becomes of them: whether all scales are ordinary (2^-66 to 2^66 in
-// magnitude; one of 0 becomes 1, and its codes 0), and whether minima are whole numbers, where each is one of 16
-// bits in a power of 2 that its output's have in common, exactly.
+// magnitude; one of 0 becomes 1, and its codes 0), and whether minima are whole numbers, where each is one of few enough
+// bits (16 at most) in a power of 2 that its output's have in common, exactly.
 void pack_groups(ThreadPool& pool, const float* weight, LinearWeights& weights);
 void pack_blocks(ThreadPool& pool, const uint8_t* blocks, BlockKind kind, LinearWeights& weights);
 
