@@ -154,12 +154,15 @@ __attribute__((noinline, cold)) static void add_fine_minima(F16 (&sum)[R][P], co
     const Codes pairs = load_minima(w + static_cast<size_t>(p) * tile.panel_bytes, kBytes);
     const F16 whole = to_float(group % 2 ? second_of_pairs(pairs) : first_of_pairs(pairs));
     const F16 minimum = mul(whole, load(tile.units + static_cast<size_t>(p) * tile.units_apart));
-    for (int r = 0; r < R; r++)
-      if (*x >> r & 1) sum[r][p] = fma(minimum, set1(as_float(factor[r])), sum[r][p]);
+    for (int fine = *x & (kMarked - 1); fine; fine &= fine - 1) {  // mostly one row
+      const int r = __builtin_ctz(static_cast<unsigned>(fine));
+      sum[r][p] = fma(minimum, set1(as_float(factor[r])), sum[r][p]);
+    }
   }
 }
 
-template <WeightsDtype kDtype, int R, int P>
+// kFineMinima: what `add_fine_minima` adds is not there yet.
+template <WeightsDtype kDtype, int R, int P, bool kFineMinima = kDtype == WeightsDtype::int4_whole_min>
 OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const GroupedTile& tile, int group, const uint8_t* w, const int32_t* x, const int32_t* high) {
   const size_t panel_bytes = tile.panel_bytes;
   const int32_t *codes = x + 1, *scale = codes + kGroupUnits * R;
@@ -172,7 +175,7 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const GroupedTile& tile, int grou
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++) dots[r][p] = begun[r][p];
     }
-    if constexpr (kDtype == WeightsDtype::int4_whole_min) {
+    if constexpr (kFineMinima) {
       F16 apart[R][P];  // so that `sum` itself has no address
 #pragma GCC unroll 12
       for (int r = 0; r < R; r++) {
@@ -197,7 +200,8 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const GroupedTile& tile, int grou
 template <WeightsDtype kDtype, int R, int P>
 __attribute__((noinline, cold)) static void add_group_apart(F16 (&sum)[R][P], const GroupedTile& tile, int group, const uint8_t* w,
                                                             const int32_t* x, const int32_t* high) {
-  add_group<kDtype, R, P>(sum, tile, group, w, x, high);
+  if constexpr (kDtype == WeightsDtype::int4_whole_min) add_fine_minima<kDtype, R, P>(sum, tile, group, x);
+  add_group<kDtype, R, P, false>(sum, tile, group, w, x, high);
 }
 
 template <WeightsDtype kDtype, int R, int P>
