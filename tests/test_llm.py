@@ -379,8 +379,15 @@ def test_smollm2_answers(smollm2_path: Path) -> None:
         assert one(llm, "The capital of France is", SamplingParams(max_tokens=4, temperature=0.0)).text.startswith(
             " Paris"
         )
-        (answer,) = llm.chat(
-            [{"role": "user", "content": "What is 2 + 2?"}], SamplingParams(max_tokens=30, temperature=0.0)
-        )
+        assert "4" in what_is_two_and_two(llm).text
+    # where the model itself stops is nearly a tie: with activations in 8 bits it may go on
+    with LLM(str(smollm2_path), kv_cache_memory=128 << 20, weights_dtype="f32") as llm:
+        answer = what_is_two_and_two(llm)
         assert "4" in answer.text
         assert answer.finish_reason == "stop"
+
+
+def what_is_two_and_two(llm: LLM) -> Completion:
+    asked = [{"role": "user", "content": "What is 2 + 2?"}]
+    (answer,) = llm.chat(asked, SamplingParams(max_tokens=30, temperature=0.0))
+    return answer
