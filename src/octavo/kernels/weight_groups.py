@@ -22,7 +22,7 @@ U8 = npt.NDArray[np.uint8]
 GROUP = 32
 LEAST = np.float32(2.0**-120)  # a group whose numbers are all smaller counts as zeros
 SCALE_STEP = np.uint32(1 << 21)  # of the bits of an activation's scale: it is a power of 2 times 1, 1.25, 1.5 or 1.75
-MOST_WHOLE_GROUPS, MOST_WHOLE = 1024, 1 << 21
+MOST_WHOLE_GROUPS, MOST_WHOLE = 1024, 1 << 21  # of groups, and of groups * 2^bits: see `whole_minima`
 OUTLYING = np.float32(4)  # times the mean of a row's groups: from there on a group's largest number is outlying
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}  # GGUF's blocks that groups hold without a second rounding
 

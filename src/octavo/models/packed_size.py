@@ -1,7 +1,7 @@
 """How many bytes the kernels hold weights in, as pure arithmetic: what is checked before loading, and planned.
 
-Standard library only. A matrix lies in panels of 16 outputs; int8 and int4 have an f32 scale (or two f16 numbers) for
-each 32 inputs of an output. It knows no layout beyond these sizes.
+Standard library only. A matrix lies in panels of 16 outputs; int8 and int4 have an f32 scale (or two f16 numbers, and
+then a f32 number for each output) for each 32 inputs of an output. It knows no layout beyond these sizes.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ constexpr int kPanelsPerPiece = 4;
 constexpr float kLeastOrdinaryWeight = 0x1p-66f, kMostOrdinaryWeight = 0x1p66f;  // scales
 constexpr int kMaxMinimumBits = 15;   // and a sign
 // Of groups times 2^bits of the minima: more would leave so few bits for what they are multiplied by that rounding it
-// would be more than a quarter of what rounding activations to 8 bits is.
+// would be more than a third of what rounding activations to 8 bits is.
 constexpr int64_t kMostWhole = 1 << 21;
 constexpr int kMaxWholeGroups = 1024;  // so that rounding a row's factors cannot make sums of products overflow
 constexpr float kLeast = 7.52316384526264e-37f;  // 2^-120: there, 127 / x is still finite
