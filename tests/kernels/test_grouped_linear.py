@@ -13,7 +13,15 @@ import pytest
 from octavo.kernels.native import NativeOps
 from octavo.kernels.ops import F32, U8, PackedLinear
 from octavo.kernels.reference import ReferenceLinear, ReferenceOps
-from octavo.kernels.weight_groups import BLOCK_BYTES, Groups, multiply, read_blocks, round_groups, round_inputs
+from octavo.kernels.weight_groups import (
+    BLOCK_BYTES,
+    Groups,
+    most_code,
+    multiply,
+    read_blocks,
+    round_groups,
+    round_inputs,
+)
 from tests.kernels.test_linear import INSTRUCTION_SETS, normal, ops_for, same_bits
 
 KINDS = list(BLOCK_BYTES)
@@ -56,10 +64,10 @@ def product(ops: NativeOps | ReferenceOps, x: F32, packed: PackedLinear) -> F32:
 
 def sum_of_magnitudes(x: F32, weight: Groups) -> F32:
     """What bounds the rounding of the additions."""
-    parts = Groups(np.abs(weight.codes), np.abs(weight.scale), None, weight.size)
+    parts = Groups(np.abs(weight.codes), np.abs(weight.scale), None, weight.size, weight.bits)
     total = multiply(np.abs(x), parts)
     if weight.minimum is not None:
-        ones = Groups(np.ones_like(weight.codes), np.abs(weight.minimum), None, weight.size)
+        ones = Groups(np.ones_like(weight.codes), np.abs(weight.minimum), None, weight.size, weight.bits)
         total += multiply(np.abs(x), ones)
     return total
 
@@ -95,10 +103,14 @@ def test_integer_sums_are_exact(instruction_set: str, kind: str, extreme: str, g
     if kind == "q4_1":
         blocks[..., 2:4] = np.array([-3.0], np.float16).view(np.uint8)
     blocks = blocks.reshape(40, -1)
+    most = most_code(8 if kind == "q8_0" else 4)
     for sign in (1, -1):
-        x = rng.integers(-127, 128, (14, 32 * groups)).astype(np.float32)
-        x[:5] = 127 * sign
-        x[:, ::32] = 127  # so that the scale is 1 and x is not rounded
+        x = rng.integers(-most, most + 1, (50, 32 * groups)).astype(np.float32)
+        x[:5] = most * sign
+        x[5:10] *= np.where(
+            np.arange(32 * groups) % 32 < 16, sign, -sign
+        )  # the halves of a group are multiplied with each other
+        x[:, ::32] = most  # so that the scale is 1 and x is not rounded
         expected = x.astype(np.int64) @ read_blocks(blocks, kind).values().astype(np.int64).T
         ops = ops_for(instruction_set)
         assert (product(ops, x, ops.pack_blocks(blocks, None, kind)) == expected).all()
@@ -124,26 +136,31 @@ def test_x_is_rounded_to_nearest_even(instruction_set: str) -> None:
     assert (out[1:4] == 0).all()
 
 
-def test_scales_of_activations_have_four_sizes() -> None:
-    """A power of 2 times 1, 1.25, 1.5 or 1.75: the least that keeps codes within 127."""
+@pytest.mark.parametrize("bits", [8, 4])
+def test_scales_of_activations_have_four_sizes(bits: int) -> None:
+    """A power of 2 times 1, 1.25, 1.5 or 1.75: the least that keeps codes within 127, or 120."""
+    most = most_code(bits)
     x = normal(7, 200, 96) * np.float32(10) ** np.random.default_rng(2).uniform(-30, 30, (200, 1)).astype(np.float32)
-    x[0, :64] = np.repeat([127.0, 127.001], 32)
-    rounded, largest = round_inputs(x), np.abs(x).reshape(200, 3, 32).max(axis=-1)
+    x[0, :64] = np.repeat([most, most + 0.001], 32)
+    rounded, largest = round_inputs(x, bits), np.abs(x).reshape(200, 3, 32).max(axis=-1)
     sizes = np.frexp(rounded.scale)[0] * 2
     assert set(sizes.ravel().tolist()) == {1.0, 1.25, 1.5, 1.75}
-    least = largest.astype(np.float64) / 127
+    least = largest.astype(np.float64) / most
     assert (rounded.scale >= least * (1 - 2.0**-24)).all()
     below = np.where(sizes == 1, 1.75 / 2, sizes - 0.25) / sizes  # the next smaller scale is too small
     assert (rounded.scale * below < least).all()
     assert rounded.scale[0, :2].tolist() == [1.0, 1.25]
-    assert np.abs(rounded.codes).max() == 127
+    assert np.abs(rounded.codes).max() == most
     assert (np.abs(rounded.values() - x).reshape(200, 3, 32).max(axis=-1) <= rounded.scale * 0.50001).all()
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("change", ["none", "rows", "weights"])
-def test_products_of_scales_are_those_of_a_multiplication(instruction_set: str, form: str, change: str) -> None:
+@pytest.mark.parametrize("rows", [30, 44])  # in tiles enough for a table of scales, and for crossed products
+def test_products_of_scales_are_those_of_a_multiplication(
+    instruction_set: str, form: str, change: str, rows: int
+) -> None:
     """Rows alone multiply the scales; as many that share panels take the product from a table, where it is in one.
 
     rows: groups of zeros, of numbers so small or large that no entry is meant for them. weights: scales for which no
@@ -162,14 +179,14 @@ def test_products_of_scales_are_those_of_a_multiplication(instruction_set: str, 
         if change == "weights":
             weight[5] *= np.float32(2.0**-80)
         packed = ops.pack_linear(weight, None, form)
-    x = normal(9, 30, num_inputs)
+    x = normal(9, rows, num_inputs)
     if change == "rows":
         x[::7, 32:64] = 0
         x[1::7] *= np.float32(2.0**-95)
         x[2::7] *= np.float32(2.0**-115)
         x[3::7] *= np.float32(2.0**110)
     out = product(ops, x, packed)
-    alone = np.concatenate([product(ops, x[row : row + 1], packed) for row in range(30)])
+    alone = np.concatenate([product(ops, x[row : row + 1], packed) for row in range(rows)])
     assert (
         np.isfinite(out).all(axis=0).tolist()
         == [True] * 5 + [form not in BLOCK_FORMS or change != "weights"] + [True] * 42
@@ -196,11 +213,12 @@ def test_small_outlying_groups_are_rounded_finely(exponent: int) -> None:
 
 @pytest.mark.parametrize("form", ["q4_1", WHOLE])
 @pytest.mark.parametrize("num_inputs", [6144, 6208])
-def test_the_largest_table_and_what_is_larger(num_inputs: int, form: str) -> None:
+@pytest.mark.parametrize("rows", [20, 44])
+def test_the_largest_table_and_what_is_larger(num_inputs: int, form: str, rows: int) -> None:
     for instruction_set in INSTRUCTION_SETS:
         ops = ops_for(instruction_set, 2)
-        packed, x = pack(ops, form, 32, num_inputs), normal(3, 20, num_inputs)
-        alone = np.concatenate([product(ops, x[row : row + 1], packed) for row in range(20)])
+        packed, x = pack(ops, form, 32, num_inputs), normal(3, rows, num_inputs)
+        alone = np.concatenate([product(ops, x[row : row + 1], packed) for row in range(rows)])
         assert same_bits(product(ops, x, packed), alone)
 
 
@@ -350,10 +368,10 @@ def test_every_f16_scale_is_taken_exactly(kind: str) -> None:
         blocks[:, 2:4] = 0
     code = {"q8_0": 0x11, "q4_0": 1 - 8, "q4_1": 1}[kind]
     x = np.zeros((1, 32), np.float32)
-    x[0, 3] = 127
+    x[0, 3] = most_code(8 if kind == "q8_0" else 4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = halves.view(np.float16).astype(np.float32) * np.float32(127 * code)
+        expected = halves.view(np.float16).astype(np.float32) * np.float32(x[0, 3] * code)
     for instruction_set in INSTRUCTION_SETS:
         ops = ops_for(instruction_set)
         out = product(ops, x, ops.pack_blocks(blocks, None, kind))[0]

@@ -13,6 +13,7 @@ from octavo.kernels.ops import F32, U8
 from octavo.kernels.weight_groups import (
     MOST_WHOLE_GROUPS,
     is_fine,
+    most_code,
     multiply,
     read_blocks,
     round_factors,
@@ -81,7 +82,7 @@ def test_products_are_those_of_numpy(instruction_set: str, groups: int, bits: in
     minima = np.random.default_rng(bits).integers(-limit, limit + 1, (40, groups)).astype(np.float32) * np.float32(
         2.0**-9
     )
-    blocks, x = blocks_with(minima), normal(4, 30, 32 * groups)
+    blocks, x = blocks_with(minima), normal(4, 44, 32 * groups)
     x[:, :32] *= np.float32(40)
     assert whole_minima(read_blocks(blocks, "q4_1")) is not None
     out, expected = product(ops_for(instruction_set), x, blocks), multiply(x, read_blocks(blocks, "q4_1"))
@@ -94,7 +95,7 @@ def test_products_are_those_of_numpy(instruction_set: str, groups: int, bits: in
 def test_minima_that_are_not_whole_are_added_group_by_group(instruction_set: str) -> None:
     minima = np.random.default_rng(1).standard_normal((40, 18)).astype(np.float32)
     minima[7, 3] = 2.0**-24
-    blocks, x = blocks_with(minima), normal(4, 30, 576)
+    blocks, x = blocks_with(minima), normal(4, 44, 576)
     groups = read_blocks(blocks, "q4_1")
     assert whole_minima(groups) is None
     np.testing.assert_allclose(product(ops_for(instruction_set), x, blocks), multiply(x, groups), rtol=1e-4, atol=1e-4)
@@ -114,11 +115,12 @@ def test_the_largest_sums_do_not_overflow(instruction_set: str, groups: int, mos
     found = whole_minima(read_blocks(blocks, "q4_1"))
     assert found is not None
     assert np.abs(found[0]).max() == abs(most)
-    x = np.full((8, 32 * groups), 127, np.float32)
+    most = most_code(4)
+    x = np.full((8, 32 * groups), most, np.float32)
     x[1::2] *= -1
     x[2, 32:] = 0
     x[3, 32:] = 0
-    x[3, :32] = -127
+    x[3, :32] = -most
     exact = x.astype(np.float64).reshape(8, groups, 32).sum(axis=-1) @ minima.astype(np.float64).T
     out = product(ops_for(instruction_set), x, blocks)
     np.testing.assert_allclose(out, exact, rtol=groups * 2.0**-14)
@@ -144,7 +146,7 @@ def test_minima_lose_less_than_rounding_activations(groups: int, large: float) -
     assert whole_minima(weight) is not None
     x = normal(5, 60, 32 * groups)
     x[:, 40] *= np.float32(large)
-    values, rounded = weight.values().astype(np.float64).T, round_inputs(x).values().astype(np.float64)
+    values, rounded = weight.values().astype(np.float64).T, round_inputs(x, 4).values().astype(np.float64)
     by_minima = multiply(x, weight) - rounded @ values
     by_rounding = (rounded - x) @ values
     assert np.sqrt((by_minima**2).mean()) < 0.25 * np.sqrt((by_rounding**2).mean())
@@ -158,7 +160,7 @@ def test_factors_lose_little(size: float, bits: int) -> None:
     x[::3, :32] *= np.float32(1000)
     x[1::50, 32:] = 0
     x[2::50] = 0
-    rounded = round_inputs(x)
+    rounded = round_inputs(x, 4)
     exact = np.where(is_fine(rounded), np.float32(0), rounded.scale * rounded.codes.sum(axis=-1).astype(np.float32))
     whole, units = round_factors(rounded, bits)
     assert np.abs(whole).max() <= 32768
@@ -173,9 +175,10 @@ def test_factors_lose_little(size: float, bits: int) -> None:
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-def test_rows_of_zeros_tiny_and_not_finite_numbers(instruction_set: str) -> None:
+@pytest.mark.parametrize("rows", [20, 44])  # the second in tiles enough for crossed products
+def test_rows_of_zeros_tiny_and_not_finite_numbers(instruction_set: str, rows: int) -> None:
     minima = np.random.default_rng(2).integers(-255, 256, (33, 6)).astype(np.float32) * np.float32(2.0**-9)
-    blocks, x = blocks_with(minima), normal(3, 20, 192)
+    blocks, x = blocks_with(minima), normal(3, rows, 192)
     x[4] = 0
     x[5] *= np.float32(2.0**-110)
     x[6] = 1e-44
@@ -190,7 +193,7 @@ def test_rows_of_zeros_tiny_and_not_finite_numbers(instruction_set: str) -> None
     expected = multiply(x, read_blocks(blocks, "q4_1"))
     for row in (5, 8, 9):
         np.testing.assert_allclose(out[row], expected[row], rtol=1e-3, atol=np.abs(expected[row]).max() * 1e-5)
-    alone = np.concatenate([product(ops, x[row : row + 1], blocks) for row in range(20)])
+    alone = np.concatenate([product(ops, x[row : row + 1], blocks) for row in range(rows)])
     assert same_bits(np.delete(out, 7, axis=0), np.delete(alone, 7, axis=0))
 
 

@@ -4,7 +4,8 @@ A group has codes and an f32 scale (4-bit groups of GGUF's q4_1 a minimum too). 
 integers and exact; only the additions of groups are rounded. Activations are rounded to int8, but for outlying groups
 of a row, which would bring most of its error: they get 15 bits. Their scales are of four sizes between two powers of 2,
 so that kernels can have the products of two scales from a table. What minima bring is one whole number for all groups,
-where the minima of an output have few enough bits between them. It knows no layout of the kernels.
+where the minima of an output have few enough bits between them. Beside 4-bit weights, codes of activations are 120 at
+most: kernels add codes of both within a byte. It knows no layout of the kernels.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Groups:
     scale: F32  # [rows, groups]
     minimum: F32 | None  # [rows, groups]
     size: int  # of a row; the last group is padded with zeros
+    bits: int = 8  # of a code, for groups of weights
 
     def values(self) -> F32:
         """[rows, size], as the embedding gives them."""
@@ -64,15 +66,26 @@ def round_groups(values: F32, weights_dtype: str) -> Groups:
     codes = np.rint(padded * inverse[..., np.newaxis]).astype(np.int32)
     scale = np.where(live, largest / steps, np.float32(0))
     scale[~finite] = np.nan
-    return Groups(codes if weights_dtype == "int8" else np.minimum(codes, 7), scale.astype(np.float32), None, size)
+    scale = scale.astype(np.float32)
+    return (
+        Groups(codes, scale, None, size)
+        if weights_dtype == "int8"
+        else Groups(np.minimum(codes, 7), scale, None, size, 4)
+    )
 
 
-def round_inputs(values: F32) -> Groups:
-    """To codes of -127 to 127; outlying groups in steps of a 128th, so to 127 * 128. To nearest, ties to even.
+def most_code(weight_bits: int) -> int:
+    """The largest code of activations beside weights of so many bits."""
+    return 127 if weight_bits == 8 else 120
 
-    scale: the least of those that `SCALE_STEP` leaves, at least largest absolute value * (1 / 127). Whether a group is
+
+def round_inputs(values: F32, weight_bits: int = 8) -> Groups:
+    """To codes of -most to most (`most_code`); outlying groups in steps of a 128th. To nearest, ties to even.
+
+    scale: the least of those that `SCALE_STEP` leaves, at least largest absolute value * (1 / most). Whether a group is
     outlying depends on its row alone. A group with a number that is not finite gets codes of 0 and a scale of NaN.
     """
+    most = np.float32(most_code(weight_bits))
     padded = _in_groups(values)
     largest = np.abs(padded).max(axis=-1)
     finite = np.isfinite(largest)
@@ -80,7 +93,7 @@ def round_inputs(values: F32) -> Groups:
     with np.errstate(over="ignore", invalid="ignore"):  # a row with a number that is not finite has no outlying group
         sums = np.add.accumulate(largest, axis=-1, dtype=np.float32)[:, -1:]  # one by one, as the kernels add
         outlying = live & (largest > OUTLYING * (sums / np.float32(largest.shape[1])))
-    least = np.where(live, largest, np.float32(127)) * (np.float32(1) / np.float32(127))
+    least = np.where(live, largest, most) * (np.float32(1) / most)
     scale = ((least.view(np.uint32) + SCALE_STEP - np.uint32(1)) & ~(SCALE_STEP - np.uint32(1))).view(np.float32)
     steps = np.where(outlying, np.float32(128), np.float32(1))[..., np.newaxis]
     padded[~live] = 0
@@ -100,8 +113,8 @@ def read_blocks(blocks: U8, kind: str) -> Groups:
     packed = cut[..., -GROUP // 2 :]
     codes = np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int32)
     if kind == "q4_0":
-        return Groups(codes - 8, scale, None, size)
-    return Groups(codes, scale, _f16(cut[..., 2:4]), size)
+        return Groups(codes - 8, scale, None, size, 4)
+    return Groups(codes, scale, _f16(cut[..., 2:4]), size, 4)
 
 
 def whole_minima(weight: Groups) -> tuple[I32, F32] | None:
@@ -168,7 +181,7 @@ def multiply(x: F32, weight: Groups) -> F32:
     What minima bring is added with each group, or, where they are whole numbers, behind all of them, but before the
     group for outlying groups.
     """
-    rounded, whole = round_inputs(x), whole_minima(weight)
+    rounded, whole = round_inputs(x, weight.bits), whole_minima(weight)
     total = np.zeros((len(x), len(weight.codes)), np.float64)
     factors, fine = factors_of(rounded), is_fine(rounded)
 

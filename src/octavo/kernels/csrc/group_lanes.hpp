@@ -15,9 +15,8 @@ struct I16 {
 using Codes = __m512i;
 OCTAVO_INLINE I16 set1_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 OCTAVO_INLINE F16 to_float(I16 a) { return {_mm512_maskz_cvtepi32_ps(0xffff, a.v)}; }
-OCTAVO_INLINE I16 times_128_plus(I16 a, int32_t x) {
-  return {_mm512_add_epi32(_mm512_maskz_slli_epi32(0xffff, a.v, 7), _mm512_set1_epi32(x))};
-}
+OCTAVO_INLINE I16 add_int(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+OCTAVO_INLINE I16 times_128(I16 a) { return {_mm512_maskz_slli_epi32(0xffff, a.v, 7)}; }
 OCTAVO_INLINE Codes load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 OCTAVO_INLINE Codes low_codes(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(0xf)); }
 OCTAVO_INLINE Codes high_codes(Codes c) { return _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, c, 4), _mm512_set1_epi8(0xf)); }
@@ -67,10 +66,8 @@ struct I16 {
 using Codes = I16;
 OCTAVO_INLINE I16 set1_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 OCTAVO_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-OCTAVO_INLINE I16 times_128_plus(I16 a, int32_t x) {
-  const __m256i added = _mm256_set1_epi32(x);
-  return {_mm256_add_epi32(_mm256_slli_epi32(a.a, 7), added), _mm256_add_epi32(_mm256_slli_epi32(a.b, 7), added)};
-}
+OCTAVO_INLINE I16 add_int(I16 x, I16 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+OCTAVO_INLINE I16 times_128(I16 a) { return {_mm256_slli_epi32(a.a, 7), _mm256_slli_epi32(a.b, 7)}; }
 OCTAVO_INLINE Codes load_codes(const uint8_t* p) {
   const __m256i* q = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
@@ -124,7 +121,8 @@ OCTAVO_INLINE F16 to_float(I16 a) {
   for (int i = 0; i < 4; i++) r.v[i] = __builtin_convertvector(a.v[i], F4_);
   return r;
 }
-OCTAVO_INLINE I16 times_128_plus(I16 a, int32_t x) { OCTAVO_EACH_INT((a.v[i] * 128 + I4_{x, x, x, x})); }
+OCTAVO_INLINE I16 add_int(I16 a, I16 b) { OCTAVO_EACH_INT(a.v[i] + b.v[i]); }
+OCTAVO_INLINE I16 times_128(I16 a) { OCTAVO_EACH_INT(a.v[i] * 128); }
 OCTAVO_INLINE Codes load_codes(const uint8_t* p) {
   I16 r;
   std::memcpy(&r, p, sizeof r);

@@ -18,6 +18,7 @@ constexpr int kPiecesPerThread = 8;
 constexpr double kInlineBytes = 32e3, kInlineMultiplyAdds = 4e5;  // less than a wake-up costs
 constexpr double kInlineRounded = 1 << 14;                        // numbers of x, likewise
 constexpr int kTableTiles = 3;  // that share panels: fewer do not repay a table of scales
+constexpr int kCrossedTiles = 7;  // likewise, of codes for crossed products
 constexpr int kTableRows = 4;   // of a tile then, at least
 constexpr int kTableGroups = 192;  // at most: a larger table, beside panels as large, does not stay in the second-level cache
 static_assert((kTableTiles - 1) * kMaxGroupedRows / kTableTiles >= kTableRows || !kHasScaleTables);
@@ -28,6 +29,8 @@ struct Plan {
   size_t panel_bytes, gate_bytes;  // gate_bytes: from a panel of the first half to that of the second; 0: not gated
   size_t tile_bytes, high_bytes;  // from one rounded tile to the next; from one's high bytes to the next one's
   int num_blocks, block_tiles;
+  size_t table_bytes;  // of a thread's table, of two panels; 0: there are none
+  bool crossed;        // rows are rounded for crossed products
 };
 
 struct Work {
@@ -52,7 +55,10 @@ Plan make_plan(const LinearWeights& w, int num_rows, bool gated) {
   plan.tile_rows = num_rows / plan.num_tiles;
   plan.num_taller = num_rows % plan.num_tiles;
   const int rows = plan.tile_rows + (plan.num_taller ? 1 : 0);
-  plan.tile_bytes = (4 * x_tile_words(w.dtype, plan.groups, rows) + 63) / 64 * 64;
+  const bool by_table = kHasScaleTables && w.ordinary_scales && plan.num_tiles >= kTableTiles && plan.groups <= kTableGroups;
+  plan.crossed = by_table && crosses_products(w.dtype) && plan.num_tiles >= kCrossedTiles;
+  plan.table_bytes = by_table ? 4 * table_words(plan.crossed) * 2 * static_cast<size_t>(plan.groups) : 0;
+  plan.tile_bytes = (4 * x_tile_words(w.dtype, plan.groups, rows, plan.crossed) + 63) / 64 * 64;
   plan.high_bytes = (4 * x_high_words(rows) * static_cast<size_t>(plan.groups) + 63) / 64 * 64;
   const int fit = static_cast<int>(kBlockBytes / plan.tile_bytes);
   plan.num_blocks = divide_up(plan.num_tiles, fit < 1 ? 1 : fit);
@@ -72,15 +78,9 @@ int32_t* high_bytes_of_tile(const Work& work, int tile) {
   return reinterpret_cast<int32_t*>(first + work.plan.high_bytes * tile);
 }
 
-size_t table_bytes(const Plan& plan) { return 4 * kScaleTableWords * 2 * static_cast<size_t>(plan.groups); }  // of two panels
-
-bool can_have_tables(const LinearWeights& w, const Plan& plan) {
-  return kHasScaleTables && w.ordinary_scales && plan.num_tiles >= kTableTiles && plan.groups <= kTableGroups;
-}
-
 int32_t* table_of_thread(const Work& work, int thread) {
   uint8_t* first = static_cast<uint8_t*>(work.args.scratch) + (work.plan.tile_bytes + work.plan.high_bytes) * work.plan.num_tiles;
-  return reinterpret_cast<int32_t*>(first + table_bytes(work.plan) * thread);
+  return reinterpret_cast<int32_t*>(first + work.plan.table_bytes * thread);
 }
 
 void round_piece(void* context, int tile, int) {
@@ -110,17 +110,19 @@ void run_panels(const Work& work, int panel, int panels, int block, int next_pan
   const TileEnd end = gated ? TileEnd::gate : !whole ? TileEnd::keep : args.accumulate ? TileEnd::accumulate : TileEnd::put;
   const uint8_t* from = weights + plan.panel_bytes * panel;
   const size_t apart = gated ? plan.gate_bytes : plan.panel_bytes;
-  const bool by_table = work.fill_table && last - first >= kTableTiles;
+  const bool by_table = work.fill_table != nullptr;
   int32_t* table = by_table ? table_of_thread(work, thread) : nullptr;
   if (by_table) work.fill_table(from, apart, in_tile, plan.groups, table);
   const float* units = args.weights->minimum_units ? args.weights->minimum_units + panel * kLanes : nullptr;
   const size_t units_apart = gated ? static_cast<size_t>(width) : kLanes;
+  const auto find = by_table ? work.find_with_table : work.find;
+  const GroupedTileFn run_tall = find(plan.tile_rows + (plan.num_taller ? 1 : 0), in_tile), run_low = find(plan.tile_rows, in_tile);
   float sums[kMaxGroupedRows * 4 * kLanes];
   for (int tile = first; tile < last; tile++) {
     const int row = first_row(plan, tile), rows = rows_of(plan, tile);
     const uint8_t* next = next_share(plan, weights + plan.panel_bytes * next_panel, share * plan.groups * (tile - first));
     float* out = end == TileEnd::keep ? sums : args.out + stride * row + panel * kLanes;
-    const GroupedTileFn run = by_table ? work.find_with_table(rows, in_tile) : work.find(rows, in_tile);
+    const GroupedTileFn run = tile < plan.num_taller ? run_tall : run_low;
     run({from, apart, rounded_tile(work, tile), high_bytes_of_tile(work, tile), plan.groups, out, stride, end, next, step, table,
          units, units_apart});
     for (int r = 0; end == TileEnd::keep && r < rows; r++)
@@ -157,11 +159,17 @@ template <WeightsDtype kDtype>
 Work make_work(const LinearArgs& args, const Plan& plan) {
   constexpr int kAnyRows = 1;
   const bool once = plan.num_tiles == 1;
-  Work work = {args, plan, 1, 1, 1, 1, round_rows<kDtype>, nullptr, nullptr, nullptr};
+  Work work = {args, plan, 1, 1, 1, 1, round_rows<kDtype, false>, nullptr, nullptr, nullptr};
   work.find = once ? find_grouped_tile<kDtype, TileReads::once, kAnyRows> : find_grouped_tile<kDtype, TileReads::shared, kAnyRows>;
   if constexpr (kHasScaleTables) {
     work.find_with_table = find_grouped_tile<kDtype, TileReads::with_table, kTableRows>;
-    if (can_have_tables(*args.weights, plan)) work.fill_table = fill_scale_table<kDtype>;
+    if (plan.table_bytes) work.fill_table = fill_table<kDtype, false>;
+  }
+  if constexpr (crosses_products(kDtype)) {
+    if (!plan.crossed) return work;
+    work.round = round_rows<kDtype, true>;
+    work.find_with_table = find_grouped_tile<kDtype, TileReads::crossed, kTableRows>;
+    work.fill_table = fill_table<kDtype, true>;
   }
   return work;
 }
@@ -180,8 +188,7 @@ Work make_work(const LinearArgs& args) {
 
 size_t grouped_linear_scratch_bytes(const LinearWeights& weights, int num_rows, int num_threads) {
   const Plan plan = make_plan(weights, num_rows, false);
-  const size_t tables = can_have_tables(weights, plan) ? table_bytes(plan) * static_cast<size_t>(num_threads) : 0;
-  return (plan.tile_bytes + plan.high_bytes) * static_cast<size_t>(plan.num_tiles) + tables;
+  return (plan.tile_bytes + plan.high_bytes) * static_cast<size_t>(plan.num_tiles) + plan.table_bytes * static_cast<size_t>(num_threads);
 }
 
 bool grouped_linear_gates(const LinearWeights& weights, int num_rows) {

@@ -1,6 +1,6 @@
 // Rows of x rounded in groups of 32, in the order in which a tile reads them (grouped_tile.hpp): to int8, outlying groups finer.
 //
-// A group's scale is the least one (`scale_of`) for its largest absolute value to become 127 at most. Where the largest
+// A group's scale is the least one (`scale_of`) for its largest absolute value to become `most_code` at most. Where the largest
 // is more than kOutlying times the mean of the row's groups', the group would bring most of the row's error: it is rounded in
 // steps of a 128th of that scale, to 15 bits. Groups below 2^-120 count as zeros; one with a number that is not finite gets a
 // scale of NaN, so that it reaches every output of its row.
@@ -16,7 +16,8 @@ constexpr int32_t kInfinityBits = 0x7f800000;
 
 struct RoundedGroup {
   float scale;
-  int32_t sum;  // of the codes
+  int32_t sum;    // of the codes
+  int32_t taken;  // where products are crossed: what the row takes from its sums, negated
 };
 
 // To nearest even, for magnitudes below 2^22: no bits are left for a fraction.
@@ -54,14 +55,25 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
   return reduce_max(_mm512_maskz_max_epi32(0xffff, a, b));
 }
 
+template <WeightsDtype kDtype, bool kCrossed>
 OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
-  const float scale = scale_of(largest);
+  const float scale = scale_of(largest, most_code(kDtype));
   const __m512 inverse = _mm512_set1_ps(inverse_of(scale));
   const __m512i low = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x), inverse));  // to nearest even, as below
   const __m512i high = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_maskz_cvtepi32_epi8(0xffff, low));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + kGroupUnits / 2), _mm512_maskz_cvtepi32_epi8(0xffff, high));
-  return {scale, reduce_sum(_mm512_add_epi32(low, high))};
+  __m128i a = _mm512_maskz_cvtepi32_epi8(0xffff, low);
+  const __m128i b = _mm512_maskz_cvtepi32_epi8(0xffff, high);
+  RoundedGroup rounded = {scale, 0, 0};
+  if constexpr (kCrossed) {
+    const RowSums sums = cross_row(a, b);
+    rounded.sum = sums.codes;
+    rounded.taken = sums.taken;
+  } else {
+    rounded.sum = reduce_sum(_mm512_add_epi32(low, high));
+  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), a);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + kGroupUnits / 2), b);
+  return rounded;
 }
 #else
 OCTAVO_INLINE int32_t largest_bits(const float* x) {
@@ -75,8 +87,9 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
   return most;
 }
 
+template <WeightsDtype kDtype, bool kCrossed>
 OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
-  const float scale = scale_of(largest), inverse = inverse_of(scale);
+  const float scale = scale_of(largest, most_code(kDtype)), inverse = inverse_of(scale);
   int8_t bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {
@@ -85,13 +98,14 @@ OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* c
     sum += code;
   }
   std::memcpy(codes, bytes, kGroupInputs);
-  return {scale, sum};
+  return {scale, sum, 0};
 }
 #endif
 
 // Codes are 128 * high + low.
+template <WeightsDtype kDtype, bool kCrossed>
 OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32_t* low, int32_t* high) {
-  const float scale = scale_of(largest), inverse = inverse_of(scale);
+  const float scale = scale_of(largest, most_code(kDtype)), inverse = inverse_of(scale);
   int8_t low_bytes[kGroupInputs], high_bytes[kGroupInputs];
   int32_t sum = 0;
   for (int i = 0; i < kGroupInputs; i++) {
@@ -103,20 +117,25 @@ OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32
   }
   std::memcpy(low, low_bytes, kGroupInputs);
   std::memcpy(high, high_bytes, kGroupInputs);
-  return {scale * 0.0078125f, sum};
+  RoundedGroup rounded = {scale * 0.0078125f, sum, 0};
+  if constexpr (kCrossed) rounded.taken = cross_row(low).taken;
+  return rounded;
 }
 
 // most: the bits of the largest magnitude.
+template <WeightsDtype kDtype, bool kCrossed>
 OCTAVO_INLINE RoundedGroup round_coarse_group(const float* x, int32_t most, int32_t* codes) {
-  if (most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) return round_group(x, as_float(most), codes);
+  if (most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) return round_group<kDtype, kCrossed>(x, as_float(most), codes);
   std::memset(codes, 0, kGroupInputs);
-  return {most >= kInfinityBits ? __builtin_nanf("") : 1.f, 0};
+  RoundedGroup rounded = {most >= kInfinityBits ? __builtin_nanf("") : 1.f, 0, 0};
+  if constexpr (kCrossed) rounded.taken = cross_row(codes).taken;
+  return rounded;
 }
 
-template <WeightsDtype kDtype>
+template <WeightsDtype kDtype, bool kCrossed>
 static void round_row(const float* x, int num_inputs, int row, int rows, int32_t* packed, int32_t* high) {
   const int groups = num_groups(num_inputs), rest = num_inputs % kGroupInputs;
-  const size_t group_words = x_group_words(rows), codes_at = 1 + static_cast<size_t>(kGroupUnits) * row;
+  const size_t group_words = x_group_words(rows, kCrossed), codes_at = 1 + static_cast<size_t>(kGroupUnits) * row;
   const size_t scale_at = 1 + static_cast<size_t>(kGroupUnits) * rows + row, offset_at = scale_at + rows;
   float padded[kGroupInputs] = {};
   if (rest) std::memcpy(padded, x + num_inputs - rest, static_cast<size_t>(rest) * 4);
@@ -135,16 +154,17 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
     const int32_t most = to[scale_at];
     RoundedGroup rounded;
     if (as_float(most) > bound && most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) {
-      rounded = round_fine_group(at(group), as_float(most), to + codes_at, high);
+      rounded = round_fine_group<kDtype, kCrossed>(at(group), as_float(most), to + codes_at, high);
       *to |= 1 << row;
     } else {
-      rounded = round_coarse_group(at(group), most, to + codes_at);
+      rounded = round_coarse_group<kDtype, kCrossed>(at(group), most, to + codes_at);
       if (!is_ordinary_scale(rounded.scale)) *to |= kMarked;
     }
     const float minimum_factor = rounded.scale * static_cast<float>(rounded.sum);
     to[offset_at] = -lane_offset(kDtype) * rounded.sum;
     if (has_minima(kDtype)) std::memcpy(to + offset_at, &minimum_factor, 4);
     std::memcpy(to + scale_at, &rounded.scale, 4);
+    if (kCrossed) to[offset_at + rows] = rounded.taken - code_offset(kDtype) * rounded.sum;
   }
 }
 
@@ -156,22 +176,64 @@ OCTAVO_INLINE int exponent_of(double x) {
   return static_cast<int>(bits >> 52) - 1023;
 }
 
+constexpr int kFactorRows = 8;  // at least kMaxGroupedRows
+static_assert(kFactorRows >= kMaxGroupedRows);
+
+// Factors of a group: [rows], those of rows in `fine` count as 0. To `sizes` they are added, and `largest` becomes no less.
+// steps: 0 for rows that are not finite. Of a pair, the first is the low half.
+#if defined(__AVX512F__)
+OCTAVO_INLINE void measure_factors(const int32_t* factors, int rows, int32_t fine, double* sizes, float* largest) {
+  const __mmask16 rough = static_cast<__mmask16>(((1 << rows) - 1) & ~fine);
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512 found = _mm512_castsi512_ps(_mm512_and_si512(_mm512_maskz_loadu_epi32(rough, factors), magnitude));
+  const __m256 eight = _mm512_castps512_ps256(found);
+  _mm512_storeu_pd(sizes, _mm512_add_pd(_mm512_loadu_pd(sizes), _mm512_maskz_cvtps_pd(0xff, eight)));
+  _mm256_storeu_ps(largest, _mm256_max_ps(eight, _mm256_loadu_ps(largest)));  // what is no number changes nothing
+}
+
+OCTAVO_INLINE void round_pairs(const int32_t* first, const int32_t* second, size_t factor_at, int rows, const float* steps, int32_t* out) {
+  const __mmask16 all = static_cast<__mmask16>((1 << rows) - 1);
+  const __m512 step = _mm512_maskz_loadu_ps(all, steps);
+  const __mmask16 finite = _mm512_cmp_ps_mask(step, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+  const auto whole = [&](const int32_t* group) {
+    const __m512 factors = _mm512_maskz_loadu_ps(static_cast<__mmask16>(finite & ~*group), group + factor_at);
+    const __m512i rounded = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(factors, step));  // to nearest even
+    return _mm512_maskz_min_epi32(0xffff, rounded, _mm512_set1_epi32(32767));
+  };
+  const __m512i low = _mm512_and_si512(whole(first), _mm512_set1_epi32(0xffff));
+  _mm512_mask_storeu_epi32(out, all, _mm512_or_si512(low, _mm512_maskz_slli_epi32(0xffff, whole(second), 16)));
+}
+#else
+OCTAVO_INLINE void measure_factors(const int32_t* factors, int rows, int32_t fine, double* sizes, float* largest) {
+  for (int row = 0; row < rows; row++) {
+    const float size = fine >> row & 1 ? 0.f : __builtin_fabsf(as_float(factors[row]));
+    sizes[row] += static_cast<double>(size);
+    largest[row] = size > largest[row] ? size : largest[row];
+  }
+}
+
+OCTAVO_INLINE void round_pairs(const int32_t* first, const int32_t* second, size_t factor_at, int rows, const float* steps, int32_t* out) {
+  for (int row = 0; row < rows; row++) {
+    const auto whole = [&](const int32_t* group) {
+      if (steps[row] == 0.f || *group >> row & 1) return 0;
+      const int32_t rounded = round_to_int(as_float(group[factor_at + row]) * steps[row]);
+      return rounded < 32767 ? rounded : 32767;
+    };
+    out[row] = static_cast<int32_t>((whole(first) & 0xffff) | static_cast<uint32_t>(whole(second)) << 16);
+  }
+}
+#endif
+
 // What whole minima are multiplied by, behind the groups (grouped_tile.hpp). A row's factors are rounded in the least power of 2
 // in which each has 16 bits, and no sum of products with minima of `minimum_bits` has more than 31. A group that is rounded
 // finely is not among them: it may be so large that little would be left of the others.
-static inline void round_factors(int groups, int rows, int minimum_bits, int32_t* packed) {
-  const size_t group_words = x_group_words(rows), factor_at = group_words - static_cast<size_t>(rows);
+static inline void round_factors(int groups, int rows, int minimum_bits, size_t group_words, int32_t* packed) {
+  const size_t factor_at = 1 + static_cast<size_t>(kGroupUnits + 1) * rows;
   int32_t* out = packed + group_words * static_cast<size_t>(groups);
-  double sizes[kMaxGroupedRows] = {};  // which finite numbers of f32 do not exceed
-  float largest[kMaxGroupedRows] = {}, steps[kMaxGroupedRows];
-  const auto factor_of = [&](const int32_t* group, int row) { return *group >> row & 1 ? 0.f : as_float(group[factor_at + row]); };
+  double sizes[kFactorRows] = {};  // which finite numbers of f32 do not exceed
+  float largest[kFactorRows] = {}, steps[kFactorRows] = {};
   const int32_t* from = packed;
-  for (int group = 0; group < groups; group++, from += group_words)
-    for (int row = 0; row < rows; row++) {
-      const float size = __builtin_fabsf(factor_of(from, row));
-      sizes[row] += static_cast<double>(size);
-      largest[row] = size > largest[row] ? size : largest[row];
-    }
+  for (int group = 0; group < groups; group++, from += group_words) measure_factors(from + factor_at, rows, *from, sizes, largest);
   for (int row = 0; row < rows; row++) {
     const bool finite = sizes[row] - sizes[row] == 0.;
     const int by_sum = 29 - minimum_bits - exponent_of(sizes[row]), by_largest = 14 - exponent_of(largest[row]);
@@ -180,28 +242,18 @@ static inline void round_factors(int groups, int rows, int minimum_bits, int32_t
     steps[row] = finite ? as_float(static_cast<uint32_t>(127 + power) << 23) : 0.f;
     out[groups / 2 * rows + row] = static_cast<int32_t>(bits_of(finite ? unit : __builtin_nanf("")));
   }
-  const auto rounded = [&](const int32_t* group, int row) {
-    if (steps[row] == 0.f) return 0;
-    const int32_t whole = round_to_int(factor_of(group, row) * steps[row]);
-    return whole < 32767 ? whole : 32767;
-  };
   from = packed;
   for (int group = 0; group < groups; group += 2, from += 2 * group_words, out += rows)
-    for (int row = 0; row < rows; row++)
-      out[row] = static_cast<int32_t>((rounded(from, row) & 0xffff) | static_cast<uint32_t>(rounded(from + group_words, row)) << 16);
+    round_pairs(from, from + group_words, factor_at, rows, steps, out);
 }
 
-template <WeightsDtype kDtype>
+template <WeightsDtype kDtype, bool kCrossed>
 static void round_rows(const float* x, int num_inputs, int rows, int minimum_bits, int32_t* packed, int32_t* high) {
-  const size_t groups = static_cast<size_t>(num_groups(num_inputs)), group_words = x_group_words(rows);
+  const size_t groups = static_cast<size_t>(num_groups(num_inputs)), group_words = x_group_words(rows, kCrossed);
   for (size_t group = 0; group < groups; group++) packed[group * group_words] = 0;
-  for (int row = 0; row < rows; row++) round_row<kDtype>(x + static_cast<size_t>(row) * num_inputs, num_inputs, row, rows, packed, high);
-  for (size_t group = 0; group < groups; group++, high += x_high_words(rows)) {
-    const int32_t fine = packed[group * group_words] & (kMarked - 1);
-    for (int row = 0; fine && row < rows; row++)
-      if (!(fine >> row & 1)) std::memset(high + kGroupUnits * row, 0, kGroupInputs);
-  }
-  if (kDtype == WeightsDtype::int4_whole_min) round_factors(static_cast<int>(groups), rows, minimum_bits, packed);
+  for (int row = 0; row < rows; row++)
+    round_row<kDtype, kCrossed>(x + static_cast<size_t>(row) * num_inputs, num_inputs, row, rows, packed, high);
+  if (kDtype == WeightsDtype::int4_whole_min) round_factors(static_cast<int>(groups), rows, minimum_bits, group_words, packed);
 }
 
 }  // namespace OCTAVO_ISA

@@ -30,9 +30,9 @@ OCTAVO_INLINE float as_float(Bits bits) {
   return number;
 }
 
-// The least scale that is not below largest * (1 / 127), where 1 / 127 is a float: a little less than it.
-OCTAVO_INLINE float scale_of(float largest) {
-  return as_float((bits_of(largest * (1.f / 127.f)) + kScaleStep - 1) & ~(kScaleStep - 1));
+// The least scale that is not below largest * (1 / most), where 1 / most is a float.
+OCTAVO_INLINE float scale_of(float largest, int most) {
+  return as_float((bits_of(largest * (1.f / static_cast<float>(most))) + kScaleStep - 1) & ~(kScaleStep - 1));
 }
 
 // 1 / scale, as a division rounds it.
@@ -53,18 +53,14 @@ OCTAVO_INLINE F16 load_weight_scales(const uint8_t* group) {
 #if defined(__AVX512F__)
 constexpr bool kHasScaleTables = true;
 
-// out: [groups][panels][4][16]
+// Of a group of a panel: [4][16].
 template <WeightsDtype kDtype>
-static void fill_scale_table(const uint8_t* weights, size_t panel_bytes, int panels, int groups, int32_t* out) {
-  for (int group = 0; group < groups; group++, weights += group_bytes(kDtype)) {
-    for (int panel = 0; panel < panels; panel++) {
-      const __m512 scales = load_weight_scales<kDtype>(weights + static_cast<size_t>(panel) * panel_bytes).v;
+OCTAVO_INLINE void fill_scales(const uint8_t* group, int32_t* out) {
+  const __m512 scales = load_weight_scales<kDtype>(group).v;
 #pragma GCC unroll 4
-      for (int i = 0; i < kScaleSizes; i++, out += kLanes) {
-        const __m512 size = _mm512_set1_ps(1.f + static_cast<float>(i) / kScaleSizes);
-        _mm512_store_si512(out, _mm512_sub_epi32(_mm512_castps_si512(_mm512_mul_ps(scales, size)), _mm512_castps_si512(size)));
-      }
-    }
+  for (int i = 0; i < kScaleSizes; i++, out += kLanes) {
+    const __m512 size = _mm512_set1_ps(1.f + static_cast<float>(i) / kScaleSizes);
+    _mm512_store_si512(out, _mm512_sub_epi32(_mm512_castps_si512(_mm512_mul_ps(scales, size)), _mm512_castps_si512(size)));
   }
 }
 
@@ -76,7 +72,7 @@ OCTAVO_INLINE F16 scales_from_table(const int32_t* entries, int32_t bits) {
 #else
 constexpr bool kHasScaleTables = false;
 template <WeightsDtype>
-void fill_scale_table(const uint8_t* weights, size_t panel_bytes, int panels, int groups, int32_t* out);
+void fill_scales(const uint8_t* group, int32_t* out);
 template <WeightsDtype>
 F16 scales_from_table(const int32_t* entries, int32_t bits);
 #endif

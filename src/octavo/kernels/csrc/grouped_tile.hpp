@@ -2,6 +2,7 @@
 // a group is an exact integer, and groups are added in ascending order, one fused multiply-add each (and one more for
 // minima: of each group, or of all where they are whole numbers), so all tiles give the same bits.
 #pragma once
+#include "crossed_products.hpp"
 #include "exp_lanes.hpp"
 #include "grouped_scales.hpp"
 #include "kernel_table.hpp"
@@ -24,21 +25,22 @@ constexpr int max_grouped_panels(int) { return 1; }
 // Packed x of a tile: for each group an int32 of bits, [rows][8 units] of four bytes, [rows] f32 scales, [rows] offsets: what
 // the codes' offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
 // Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. The high bytes, [groups][rows]
-// [8 units], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
+// [8 units], lie apart, and are there for such rows only.
 // kMarked says that a scale is not ordinary (grouped_scales.hpp).
 // Where minima are whole numbers, the offsets are what they are multiplied by, as for other minima, and behind all groups
 // lie these once more, but for finely rounded groups: as int16 in a power of 2, [groups / 2][rows] pairs and [rows] f32 units.
 constexpr int32_t kMarked = 1 << 30;
-constexpr size_t x_group_words(int rows) { return 1 + static_cast<size_t>(kGroupUnits + 2) * rows; }
-constexpr size_t x_tile_words(WeightsDtype dtype, int groups, int rows) {
+// Where products are crossed (crossed_products.hpp), a group ends with what its rows take from their sums, negated, [rows] int32.
+constexpr size_t x_group_words(int rows, bool crossed) { return 1 + static_cast<size_t>(kGroupUnits + (crossed ? 3 : 2)) * rows; }
+constexpr size_t x_tile_words(WeightsDtype dtype, int groups, int rows, bool crossed) {
   const size_t factors = dtype == WeightsDtype::int4_whole_min ? static_cast<size_t>(groups / 2 + 1) * rows : 0;
-  return x_group_words(rows) * static_cast<size_t>(groups) + factors;
+  return x_group_words(rows, crossed) * static_cast<size_t>(groups) + factors;
 }
 constexpr size_t x_high_words(int rows) { return static_cast<size_t>(kGroupUnits) * rows; }
 
 // How a tile reads its panels: once, it alone, and fetches the next panels at the same rate; or as one of several, each of
-// which fetches its share of what comes next; or so, with a table of products of scales.
-enum class TileReads { once, shared, with_table };
+// which fetches its share of what comes next; or so, with a table of products of scales; or with codes for crossed products too.
+enum class TileReads { once, shared, with_table, crossed };
 
 // What becomes of a tile's sums: kept apart as they are; stored or added to what is there, as rows of whole panels; or of
 // two panels, gate and up, the gated activation is stored.
@@ -54,7 +56,7 @@ struct GroupedTile {
   TileEnd end;
   const uint8_t* prefetch;  // what is wanted after this tile ...
   size_t prefetch_step;     // ... and how far to go in it with each group
-  const int32_t* table;     // `fill_scale_table` of these panels
+  const int32_t* table;     // `fill_table` of these panels
   const float* units;       // of whole minima: those of the first panel
   size_t units_apart;       // from one panel of the tile to the next
 };
@@ -90,22 +92,50 @@ OCTAVO_INLINE void add_codes(I16 (&dots)[R][P], const uint8_t* w, size_t panel_b
   }
 }
 
-// The share of the high bytes, and the offsets. A call, since it is rare: the common way keeps all its registers. Of all rows:
-// those that are fine one after another take longer, since few sums wait for each other.
-template <WeightsDtype kDtype, int R, int P>
-__attribute__((noinline, cold)) static void add_high(I16 (&out)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* high,
-                                                     const int32_t* offset) {
-  I16 dots[R][P];
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++) {
+// One row alone, with two sums for each panel.
+template <WeightsDtype kDtype, int P>
+OCTAVO_INLINE void add_row(I16 (&dots)[2][P], const uint8_t* w, size_t panel_bytes, const int32_t* x) {
+  constexpr bool kHalves = kDtype != WeightsDtype::int8;
+#pragma GCC unroll 8
+  for (int unit = 0; unit < (kHalves ? kGroupUnits / 2 : kGroupUnits); unit++)
 #pragma GCC unroll 4
-    for (int p = 0; p < P; p++) dots[r][p] = set1_int(0);
+    for (int p = 0; p < P; p++) {
+      const Codes codes = load_codes(w + static_cast<size_t>(p) * panel_bytes + unit * 64);
+      I16& even = dots[kHalves ? 0 : unit % 2][p];
+      even = add_products<kDtype>(even, kHalves ? low_codes(codes) : codes, x[unit]);
+      if (kHalves) dots[1][p] = add_products<kDtype>(dots[1][p], high_codes(codes), x[unit + kGroupUnits / 2]);
+    }
+}
+
+// What tiles of many rows have of their panels, for each group of a panel: the products of scales; codes, where products are crossed.
+constexpr size_t table_words(bool crossed) { return kScaleTableWords + (crossed ? kCrossedWords : 0); }
+
+template <WeightsDtype kDtype, bool kCrossed>
+static void fill_table(const uint8_t* weights, size_t panel_bytes, int panels, int groups, int32_t* out) {
+  for (int group = 0; group < groups; group++, weights += group_bytes(kDtype)) {
+    for (int panel = 0; panel < panels; panel++, out += table_words(kCrossed)) {
+      const uint8_t* from = weights + static_cast<size_t>(panel) * panel_bytes;
+      fill_scales<kDtype>(from, out);
+      if constexpr (kCrossed) fill_crossed_codes(from + kGroupScaleBytes, out + kScaleTableWords);
+    }
   }
-  add_codes<kDtype, R, P>(dots, w, panel_bytes, high);
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++) {
+}
+
+// The share of the high bytes, and the offsets. A call, since it is rare: the common way keeps all its registers. Row by row,
+// for mostly one is fine; two sums for each panel, so that none waits for the one before.
+template <WeightsDtype kDtype, int R, int P>
+__attribute__((noinline, cold)) static void add_high(I16 (&out)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x,
+                                                     const int32_t* high, const int32_t* offset) {
+  for (int r = 0; r < R; r++)
+    for (int p = 0; p < P; p++) out[r][p] = set1_int(offset ? offset[r] : 0);
+  for (int fine = *x & (kMarked - 1); fine; fine &= fine - 1) {
+    const int r = __builtin_ctz(static_cast<unsigned>(fine));
+    I16 dots[2][P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; p++) out[r][p] = times_128_plus(dots[r][p], lane_offset(kDtype) ? offset[r] : 0);
+    for (int p = 0; p < P; p++) dots[0][p] = dots[1][p] = set1_int(0);
+    add_row<kDtype, P>(dots, w, panel_bytes, high + r * kGroupUnits);
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) out[r][p] = add_int(times_128(add_int(dots[0][p], dots[1][p])), out[r][p]);
   }
 }
 
@@ -118,10 +148,11 @@ OCTAVO_INLINE void begin_dots(I16 (&dots)[R][P], const int32_t* offset) {
   }
 }
 
-// table: of this group; null: scales are multiplied.
-template <WeightsDtype kDtype, int R, int P, bool kTable>
+// table: of this group, of kTableWords for each panel; 0: scales are multiplied.
+template <WeightsDtype kDtype, int R, int P, size_t kTableWords>
 OCTAVO_INLINE void add_scaled(F16 (&sum)[R][P], const I16 (&dots)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* scale,
                               const int32_t* table) {
+  constexpr bool kTable = kTableWords != 0;
   constexpr bool kMinimum = kDtype == WeightsDtype::int4_min;
   const float* rest = reinterpret_cast<const float*>(scale) + R;
 #pragma GCC unroll 4
@@ -134,7 +165,7 @@ OCTAVO_INLINE void add_scaled(F16 (&sum)[R][P], const I16 (&dots)[R][P], const u
     for (int r = 0; r < R; r++) {
       F16 both;
       if constexpr (kTable)
-        both = scales_from_table<kDtype>(table + p * kScaleTableWords, scale[r]);
+        both = scales_from_table<kDtype>(table + p * kTableWords, scale[r]);
       else
         both = mul(weight_scale, set1(as_float(scale[r])));
       sum[r][p] = fma(to_float(dots[r][p]), both, sum[r][p]);
@@ -169,7 +200,7 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const GroupedTile& tile, int grou
   I16 dots[R][P];
   if (__builtin_expect((*x & (kMarked - 1)) != 0, 0)) {
     I16 begun[R][P];
-    add_high<kDtype, R, P>(begun, w + kGroupScaleBytes, panel_bytes, high, scale + R);
+    add_high<kDtype, R, P>(begun, w + kGroupScaleBytes, panel_bytes, x, high, lane_offset(kDtype) ? scale + R : nullptr);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
@@ -193,18 +224,36 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const GroupedTile& tile, int grou
     begin_dots<kDtype, R, P>(dots, scale + R);
   }
   add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
-  add_scaled<kDtype, R, P, false>(sum, dots, w, panel_bytes, scale, nullptr);
+  add_scaled<kDtype, R, P, 0>(sum, dots, w, panel_bytes, scale, nullptr);
+}
+
+template <int R, int P>
+OCTAVO_INLINE void cross_codes(I16 (&dots)[R][P], const int32_t* x, const int32_t* table) {
+  const int32_t* of_outputs = table + kScaleTableWords;
+  begin_crossed<R, P>(dots, of_outputs, table_words(true), x + 1 + (kGroupUnits + 2) * R);
+  add_crossed<R, P>(dots, of_outputs + kLanes, table_words(true), x + 1);
 }
 
 // A group whose scales do not all lie in the table. A call, as `add_high` is.
-template <WeightsDtype kDtype, int R, int P>
+template <WeightsDtype kDtype, int R, int P, bool kCrossed>
 __attribute__((noinline, cold)) static void add_group_apart(F16 (&sum)[R][P], const GroupedTile& tile, int group, const uint8_t* w,
-                                                            const int32_t* x, const int32_t* high) {
+                                                            const int32_t* x, const int32_t* high, const int32_t* table) {
   if constexpr (kDtype == WeightsDtype::int4_whole_min) add_fine_minima<kDtype, R, P>(sum, tile, group, x);
-  add_group<kDtype, R, P, false>(sum, tile, group, w, x, high);
+  if constexpr (kCrossed) {
+    I16 dots[R][P], begun[R][P];
+    cross_codes<R, P>(dots, x, table);
+    if (*x & (kMarked - 1)) {
+      add_high<kDtype, R, P>(begun, w + kGroupScaleBytes, tile.panel_bytes, x, high, nullptr);
+      for (int r = 0; r < R; r++)
+        for (int p = 0; p < P; p++) dots[r][p] = add_int(dots[r][p], begun[r][p]);
+    }
+    add_scaled<kDtype, R, P, 0>(sum, dots, w, tile.panel_bytes, x + 1 + kGroupUnits * R, nullptr);
+  } else {
+    add_group<kDtype, R, P, false>(sum, tile, group, w, x, high);
+  }
 }
 
-template <WeightsDtype kDtype, int R, int P>
+template <WeightsDtype kDtype, int R, int P, bool kCrossed>
 OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const GroupedTile& tile, int group, const uint8_t* w, const int32_t* x,
                                       const int32_t* high, const int32_t* table) {
   const size_t panel_bytes = tile.panel_bytes;
@@ -215,7 +264,7 @@ OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const GroupedTile& tile,
 #pragma GCC unroll 4
       for (int p = 0; p < P; p++) apart[r][p] = sum[r][p];
     }
-    add_group_apart<kDtype, R, P>(apart, tile, group, w, x, high);
+    add_group_apart<kDtype, R, P, kCrossed>(apart, tile, group, w, x, high, table);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 4
@@ -225,9 +274,13 @@ OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const GroupedTile& tile,
   }
   const int32_t *codes = x + 1, *scale = codes + kGroupUnits * R;
   I16 dots[R][P];
-  begin_dots<kDtype, R, P>(dots, scale + R);
-  add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
-  add_scaled<kDtype, R, P, true>(sum, dots, w, panel_bytes, scale, table);
+  if constexpr (kCrossed) {
+    cross_codes<R, P>(dots, x, table);
+  } else {
+    begin_dots<kDtype, R, P>(dots, scale + R);
+    add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
+  }
+  add_scaled<kDtype, R, P, table_words(kCrossed)>(sum, dots, w, panel_bytes, scale, table);
 }
 
 // What whole minima bring, for all groups at once but those that `add_fine_minima` adds; factors: [groups / 2][R] pairs, [R] units.
@@ -281,9 +334,14 @@ OCTAVO_INLINE void end_tile(const GroupedTile& tile, const F16 (&sum)[R][P]) {
   }
 }
 
+// The table of so many groups is read well without being asked for: the first-level cache holds most of it.
+constexpr int kNearGroups = 24;
+
 template <WeightsDtype kDtype, int R, int P, TileReads kReads>
 static void run_grouped_tile(const GroupedTile& tile) {
   constexpr size_t kBytes = group_bytes(kDtype);
+  constexpr bool kCrossed = kReads == TileReads::crossed;
+  constexpr size_t kTableWords = P * table_words(kCrossed);
   F16 sum[R][P];
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++) {
@@ -303,14 +361,18 @@ static void run_grouped_tile(const GroupedTile& tile) {
       for (size_t line = 0; line < prefetch_step; line += 64) __builtin_prefetch(next + line, 0, 2);
     }
     next += prefetch_step;
-    if constexpr (kReads == TileReads::with_table) {
-      add_group_by_table<kDtype, R, P>(sum, tile, group, w, x, high, table);
-      table += P * kScaleTableWords;
+    if constexpr (kReads == TileReads::with_table || kCrossed) {
+      if (kCrossed && tile.groups > kNearGroups) {
+#pragma GCC unroll 32
+        for (size_t word = 0; word < kTableWords; word += 2 * kLanes) __builtin_prefetch(table + kTableWords + word, 0, 3);
+      }
+      add_group_by_table<kDtype, R, P, kCrossed>(sum, tile, group, w, x, high, table);
+      table += kTableWords;
     } else {
       add_group<kDtype, R, P>(sum, tile, group, w, x, high);
     }
     w += kBytes;
-    x += x_group_words(R);
+    x += x_group_words(R, kCrossed);
     high += x_high_words(R);
   }
   if constexpr (kDtype == WeightsDtype::int4_whole_min) add_whole_minima<kDtype, R, P>(sum, tile, x);

@@ -23,5 +23,7 @@ constexpr bool has_minima(WeightsDtype dtype) { return dtype >= WeightsDtype::in
 constexpr int code_offset(WeightsDtype dtype) {
   return dtype == WeightsDtype::int8 ? 128 : dtype == WeightsDtype::int4 ? 8 : 0;
 }
+// The largest code of activations beside such weights: with 4 bits, a code of either can be added within a byte (crossed_products.hpp).
+constexpr int most_code(WeightsDtype dtype) { return dtype == WeightsDtype::int8 ? 127 : 120; }
 
 }  // namespace octavo
