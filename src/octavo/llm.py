@@ -59,6 +59,7 @@ class SchedulerOptions:
 
     max_num_seqs: int = 64  # requests that run at once
     max_num_batched_tokens: int = 512  # tokens of one step
+    max_num_prefill_tokens: int | None = None  # of a step in which a prompt is alone; None: four times as many
     max_model_len: int | None = None  # tokens of prompt and output of one request
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True
@@ -71,6 +72,9 @@ class SchedulerOptions:
         return SchedulerConfig(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_prefill_tokens=(
+                4 * self.max_num_batched_tokens if self.max_num_prefill_tokens is None else self.max_num_prefill_tokens
+            ),
             max_model_len=max_model_len,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_kv_cache=self.enable_kv_cache,

@@ -44,12 +44,15 @@ class Harness:
         kv_cache: bool = True,
         token_exact: bool = True,
         context: int = 10_000,
+        more_alone: int = 0,
         vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self.vocab_size = vocab_size
         self.spec, self.windows = kv_spec(block_size, windows), tuple(windows)
         self.blocks = BlockManager(self.spec, num_blocks * len(windows), token_exact_hits=token_exact)
-        self.config = SchedulerConfig(seats, budget, context, prefix_caching, kv_cache)
+        self.config = SchedulerConfig(
+            seats, budget, context, prefix_caching, kv_cache, max_num_prefill_tokens=budget + more_alone
+        )
         self.scheduler = Scheduler(self.config, self.blocks, vocab_size=vocab_size)
         self.executor = CheckingExecutor(block_size, vocab_size=vocab_size, windows=windows)
         self.core = EngineCore(self.scheduler, self)
@@ -249,7 +252,9 @@ class Harness:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Stands between core and executor."""
-        assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
+        alone = len(self.unfinished) == 1 and all(window is None for window in self.windows)
+        most = self.config.most_step_tokens if alone else self.config.max_num_batched_tokens
+        assert 0 < plan.num_tokens <= most
         assert len(plan.rows) <= self.config.max_num_seqs
         self._check_admissions()
         result = self.executor.execute(plan)

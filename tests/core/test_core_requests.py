@@ -73,6 +73,7 @@ def test_penalties_alone_need_the_text(name: str) -> None:
     [
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"max_num_seqs": 8, "max_num_batched_tokens": 7}, r"7; it must be at least max_num_seqs \(8\)"),
+        ({"max_num_batched_tokens": 99, "max_num_prefill_tokens": 98}, r"98; it must be at least .* \(99\)"),
         ({"max_model_len": 1}, "max_model_len is 1"),
     ],
 )

@@ -50,16 +50,18 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(3, 16),
         seats=st.integers(1, 5),
         more_budget=st.integers(0, 16),
+        more_alone=st.sampled_from([0, 0, 20]),
         windows=st.sampled_from(WINDOWS),
         switches=st.sampled_from(SWITCHES),
         vocab_size=st.sampled_from([VOCAB_SIZE, VOCAB_SIZE, 10]),  # a search needs some to choose from
     )
-    def start(self, block_size, num_blocks, seats, more_budget, windows, switches, vocab_size):
+    def start(self, block_size, num_blocks, seats, more_budget, more_alone, windows, switches, vocab_size):
         prefix_caching, kv_cache, token_exact = switches
         self.harness = Harness(
             block_size=block_size,
             num_blocks=num_blocks,
             budget=seats + more_budget,
+            more_alone=more_alone,
             seats=seats,
             windows=windows,
             prefix_caching=prefix_caching,
@@ -200,6 +202,7 @@ def test_storms(seed: int) -> None:
             block_size=rng.choice([1, 2, 4, 8]),
             num_blocks=rng.randrange(5, 24),
             budget=seats + rng.randrange(20),
+            more_alone=rng.choice([0, 30]),
             seats=seats,
             windows=rng.choice(WINDOWS),
             kv_cache=rng.random() < 0.9,
@@ -220,6 +223,7 @@ def test_branch_storms(seed: int) -> None:
             block_size=rng.choice([1, 2, 4, 8]),
             num_blocks=rng.randrange(6, 30),
             budget=seats + rng.randrange(20),
+            more_alone=rng.choice([0, 30]),
             seats=seats,
             windows=rng.choice(WINDOWS),
             prefix_caching=rng.random() < 0.8,

@@ -12,6 +12,7 @@ from octavo.core.admission import LOOKS_AT_ONCE
 from octavo.core.request import PRIORITY_STEP, Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.step import StepPlan, StepResult
+from octavo.core.streaming import StreamingLLM
 from octavo.errors import CapacityError, InvalidRequestError
 from tests.core.core_harness import Harness
 from tests.core.shadow import Shadow
@@ -346,6 +347,48 @@ def test_f15_a_long_prompt_holds_up_nobody() -> None:
                 pytest.fail(f"{talker} got no token in a step")
     assert num_long > 10, "no long prompt was prefilled meanwhile"
     harness.empty()
+
+
+def test_a_prompt_that_is_alone_has_larger_steps() -> None:
+    """Until another request is there, and again when it has gone."""
+    harness = Harness(num_blocks=300, budget=12, more_alone=36, seats=4)
+
+    def step() -> int:
+        before = harness.num_plan_tokens
+        harness.step()
+        return harness.num_plan_tokens - before
+
+    harness.add([1, 2] * 100, 4)
+    assert [step(), step()] == [48, 48]
+    harness.add([2, 1, 2], 2)  # waits, then decodes
+    assert [step() for _ in range(3)] == [12, 12, 12]
+    harness.drain()
+    harness.add([0] * 100, 30)
+    assert [step() for _ in range(4)] == [48, 48, 4, 1]
+    harness.add([2] * 100, 1)
+    assert step() == 12
+    harness.drain()
+    harness.empty()
+
+
+@pytest.mark.parametrize(
+    ("windows", "params"),
+    [((4,), {}), ((None, 4), {}), ((None,), {"prompt_logprobs": 0}), ((None,), {"keep": StreamingLLM(4, 8, 4)})],
+)
+def test_larger_steps_only_where_they_take_no_more_memory(windows: tuple, params: dict) -> None:
+    harness = Harness(num_blocks=300, budget=12, more_alone=36, windows=windows)
+    harness.add([1] * 100, 4, **params)
+    harness.step()
+    assert harness.num_plan_tokens == 12
+    harness.drain()
+
+
+def test_larger_steps_also_not_for_branches() -> None:
+    harness = Harness(num_blocks=300, budget=12, more_alone=36)
+    harness.add_branches([1] * 100, 4, width=2)
+    harness.step()
+    assert harness.num_plan_tokens == 12
+    harness.drain()
 
 
 def test_f15_not_even_the_long_prompt_of_one_who_comes_before() -> None:

@@ -16,6 +16,7 @@ from octavo.executor.memory import peak_resident_bytes, resident_bytes
 from octavo.executor.memory_plan import (
     MemoryAccount,
     MemoryPlan,
+    activation_rows,
     counting_bytes,
     counting_scratch_bytes,
     loading_bytes,
@@ -37,6 +38,10 @@ rng = random.Random(0)
 for _ in range(2):
     prompts = [[rng.randrange(3, 300) for _ in range(100)] for _ in range(num_requests)]
     llm.generate(prompts, SamplingParams(max_tokens=8, temperature=0.7, top_p=0.9, ignore_eos=True))
+scheduler = llm.model.core.scheduler
+longest = min(scheduler.config.max_model_len, scheduler.blocks.pool.num_blocks * scheduler.blocks.block_size) - 8
+# alone, in steps as large as there are
+llm.generate([[rng.randrange(3, 300) for _ in range(longest)]], SamplingParams(max_tokens=4, ignore_eos=True))
 from octavo.executor.memory import peak_resident_bytes
 print(json.dumps({**llm.model.memory.as_object(), "peak": peak_resident_bytes()}))
 """
@@ -88,7 +93,9 @@ def test_the_end_says_whether_the_plan_held() -> None:
 def test_bounds_by_shapes() -> None:
     shapes = [(1000, 8), (8,), (16, 8), (8, 16), (16, 8), (8, 16)]
     small, wide = (working_bytes(shapes, 2, rows, 4) for rows in (10, 20))
-    assert wide - small == 10 * 24 * 4 * 2
+    assert wide - small == 10 * 24 * 4
+    rows = {alone: activation_rows(SchedulerConfig(4, 10, max_num_prefill_tokens=alone)) for alone in (None, 20, 21)}
+    assert rows == {None: 20, 20: 20, 21: 21}
     assert working_bytes(shapes, 2, 10, 5) - small == 1000 * 4 * 4
     assert loading_bytes(shapes) == 4 * (8000 + 8 + 4 * 128)
     assert loading_bytes([]) == 0

@@ -74,6 +74,10 @@ FLAGS: dict[str, Flag] = {
     "max_num_batched_tokens": Flag(
         "Tokens computed in one step: what bounds how long a long prompt holds up the others."
     ),
+    "max_num_prefill_tokens": Flag(
+        "Tokens of a step in which a prompt is alone, holding up nobody. [default: 4 times --max-num-batched-tokens]",
+        default=None,
+    ),
     "max_model_len": Flag(
         "Prompt and output of a request together, in tokens. [default: the model's own length]", default=None
     ),

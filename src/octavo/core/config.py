@@ -18,6 +18,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_kv_cache: bool = True  # False: every token is computed from the whole text again
     kv_policy: str = "all"  # which tokens are kept of requests that do not say it: see `keep_policy.parse_policy`
+    max_num_prefill_tokens: int | None = None  # of a step in which a prompt is alone; None: max_num_batched_tokens
 
     def __post_init__(self) -> None:
         try:
@@ -32,7 +33,17 @@ class SchedulerConfig:
                 f"({self.max_num_seqs}), because each running request gets a token in every step: raise it or lower "
                 f"max_num_seqs"
             )
+        if self.most_step_tokens < self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_prefill_tokens is {self.max_num_prefill_tokens}; it must be at least max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}): raise it, lower that one, or leave it out"
+            )
         if self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len is {self.max_model_len}; it must be at least 2 (one prompt token, one new token)"
             )
+
+    @property
+    def most_step_tokens(self) -> int:
+        """Of any step."""
+        return self.max_num_batched_tokens if self.max_num_prefill_tokens is None else self.max_num_prefill_tokens

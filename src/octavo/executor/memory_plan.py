@@ -19,7 +19,7 @@ from octavo.models.loader import ModelSource
 
 OVERHEAD_BYTES = 48 << 20  # tokenizer, the libraries' arenas, Python objects of requests
 _F32 = 4
-_ACTIVATION_COPIES = 2  # inputs and outputs of a layer's matrices at once
+_ACTIVATION_COPIES = 2  # inputs and outputs of a layer's matrices at once; once in the larger steps of a prompt alone
 _LOGIT_COPIES = 4  # logits, and what sampling makes of them
 _COUNT_BYTES, _COUNT_COPIES = 8, 3  # attention that a slot got: held, summed up, and handed back
 _SCORE_BYTES, _SPAN_KEYS, _PIECE_TOKENS, _BLOCK_ROWS = 1 << 20, 256, 16, 12  # of the kernel that counts attention
@@ -107,7 +107,7 @@ def account(
         weights_bytes=source.weights_bytes(weights_dtype),
         kv_bytes=storage.spec.pool_bytes(storage.num_blocks),
         working_bytes=working_bytes(
-            shapes, source.config.num_layers, scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+            shapes, source.config.num_layers, activation_rows(scheduler), scheduler.max_num_seqs
         )
         + counting_bytes(storage.spec, scheduler, source.config.num_heads, num_threads)
         + storage.scales_bytes,
@@ -116,12 +116,22 @@ def account(
     return MemoryAccount(plan, storage.allocated_bytes, model.weights_bytes)
 
 
+def activation_rows(scheduler: SchedulerConfig) -> int:
+    """How many times a step holds a row of all outputs of a layer, at most.
+
+    Of a prompt alone the rows of an MLP, most of the outputs, are computed in blocks.
+    """
+    return max(_ACTIVATION_COPIES * scheduler.max_num_batched_tokens, scheduler.most_step_tokens)
+
+
 def working_bytes(shapes: Sequence[tuple[int, ...]], num_layers: int, num_rows: int, num_sequences: int) -> int:
-    """What steps of so many rows need at most, by the shapes of the model's tensors [outputs, inputs]."""
+    """What steps need at most that hold so many rows of activations, by the shapes of the model's tensors
+    [outputs, inputs].
+    """
     matrices = [shape for shape in shapes if len(shape) == 2]
     vocab = max((shape[0] for shape in matrices), default=0)
     outputs = sum(shape[0] for shape in matrices if shape[0] < vocab)
-    activations = num_rows * -(-outputs // max(1, num_layers)) * _F32 * _ACTIVATION_COPIES
+    activations = num_rows * -(-outputs // max(1, num_layers)) * _F32
     return activations + num_sequences * vocab * _F32 * _LOGIT_COPIES + OVERHEAD_BYTES
 
 
