@@ -253,6 +253,11 @@ static void round_rows(const float* x, int num_inputs, int rows, int minimum_bit
   for (size_t group = 0; group < groups; group++) packed[group * group_words] = 0;
   for (int row = 0; row < rows; row++)
     round_row<kDtype, kCrossed>(x + static_cast<size_t>(row) * num_inputs, num_inputs, row, rows, packed, high);
+  for (size_t group = 0; group < groups; group++, high += x_high_words(rows)) {
+    const int32_t fine = packed[group * group_words] & (kMarked - 1);
+    for (int row = 0; fine && row < rows; row++)
+      if (!(fine >> row & 1)) std::memset(high + kGroupUnits * row, 0, kGroupInputs);
+  }
   if (kDtype == WeightsDtype::int4_whole_min) round_factors(static_cast<int>(groups), rows, minimum_bits, group_words, packed);
 }
 

@@ -25,7 +25,7 @@ constexpr int max_grouped_panels(int) { return 1; }
 // Packed x of a tile: for each group an int32 of bits, [rows][8 units] of four bytes, [rows] f32 scales, [rows] offsets: what
 // the codes' offset adds to a sum, negated (int32); or, where weights have a minimum, scale * sum of the rounded x (f32).
 // Bit r says that row r is rounded finely in this group: its codes are 128 * high + low. The high bytes, [groups][rows]
-// [8 units], lie apart, and are there for such rows only.
+// [8 units], lie apart; they are read where any bit is set, and are zeros for the other rows: zeros change no sum.
 // kMarked says that a scale is not ordinary (grouped_scales.hpp).
 // Where minima are whole numbers, the offsets are what they are multiplied by, as for other minima, and behind all groups
 // lie these once more, but for finely rounded groups: as int16 in a power of 2, [groups / 2][rows] pairs and [rows] f32 units.
@@ -121,11 +121,34 @@ static void fill_table(const uint8_t* weights, size_t panel_bytes, int panels, i
   }
 }
 
-// The share of the high bytes, and the offsets. A call, since it is rare: the common way keeps all its registers. Row by row,
-// for mostly one is fine; two sums for each panel, so that none waits for the one before.
+constexpr int kFewRows = 2;
+
+// offset: [R], null: none.
+template <int R, int P>
+OCTAVO_INLINE void begin_dots(I16 (&dots)[R][P], const int32_t* offset) {
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++) dots[r][p] = set1_int(offset ? offset[r] : 0);
+  }
+}
+
+// The share of the high bytes, and the offsets. A call, since it is rare: the common way keeps all its registers. Where few rows
+// are fine, those alone, each with two sums for a panel, so that none waits for the one before; mostly it is one row or all.
 template <WeightsDtype kDtype, int R, int P>
 __attribute__((noinline, cold)) static void add_high(I16 (&out)[R][P], const uint8_t* w, size_t panel_bytes, const int32_t* x,
                                                      const int32_t* high, const int32_t* offset) {
+  if (__builtin_popcount(static_cast<unsigned>(*x & (kMarked - 1))) > kFewRows) {
+    I16 dots[R][P];
+    begin_dots<R, P>(dots, nullptr);
+    add_codes<kDtype, R, P>(dots, w, panel_bytes, high);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; p++) out[r][p] = add_int(times_128(dots[r][p]), set1_int(offset ? offset[r] : 0));
+    }
+    return;
+  }
   for (int r = 0; r < R; r++)
     for (int p = 0; p < P; p++) out[r][p] = set1_int(offset ? offset[r] : 0);
   for (int fine = *x & (kMarked - 1); fine; fine &= fine - 1) {
@@ -136,15 +159,6 @@ __attribute__((noinline, cold)) static void add_high(I16 (&out)[R][P], const uin
     add_row<kDtype, P>(dots, w, panel_bytes, high + r * kGroupUnits);
 #pragma GCC unroll 4
     for (int p = 0; p < P; p++) out[r][p] = add_int(times_128(add_int(dots[0][p], dots[1][p])), out[r][p]);
-  }
-}
-
-template <WeightsDtype kDtype, int R, int P>
-OCTAVO_INLINE void begin_dots(I16 (&dots)[R][P], const int32_t* offset) {
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
-    for (int p = 0; p < P; p++) dots[r][p] = set1_int(lane_offset(kDtype) ? offset[r] : 0);
   }
 }
 
@@ -221,7 +235,7 @@ OCTAVO_INLINE void add_group(F16 (&sum)[R][P], const GroupedTile& tile, int grou
       }
     }
   } else {
-    begin_dots<kDtype, R, P>(dots, scale + R);
+    begin_dots<R, P>(dots, lane_offset(kDtype) ? scale + R : nullptr);
   }
   add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
   add_scaled<kDtype, R, P, 0>(sum, dots, w, panel_bytes, scale, nullptr);
@@ -277,7 +291,7 @@ OCTAVO_INLINE void add_group_by_table(F16 (&sum)[R][P], const GroupedTile& tile,
   if constexpr (kCrossed) {
     cross_codes<R, P>(dots, x, table);
   } else {
-    begin_dots<kDtype, R, P>(dots, scale + R);
+    begin_dots<R, P>(dots, lane_offset(kDtype) ? scale + R : nullptr);
     add_codes<kDtype, R, P>(dots, w + kGroupScaleBytes, panel_bytes, codes);
   }
   add_scaled<kDtype, R, P, table_words(kCrossed)>(sum, dots, w, panel_bytes, scale, table);
