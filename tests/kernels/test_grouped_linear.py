@@ -222,6 +222,25 @@ def test_the_largest_table_and_what_is_larger(num_inputs: int, form: str, rows: 
         assert same_bits(product(ops, x, packed), alone)
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("form", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("groups", [511, 512, 513, 530])
+def test_rows_of_very_many_groups(instruction_set: str, form: str, groups: int) -> None:
+    """Scales of a row are found together, or one by one where there are too many: each group by itself shows them."""
+    x = with_outlying_groups(groups, 3, 32 * groups)
+    x[1, 64:96], x[2, 96:128] = 0, 1e-38
+    meant = round_inputs(x, 8 if form == "q8_0" else 4)
+    assert (np.abs(meant.codes).max(axis=-1) > 127).sum() > 20, "some groups are rounded finely"
+    ops, shown = ops_for(instruction_set), [0, 1, 2, 3, 15, 16, 257, groups - 2, groups - 1]
+    blocks = np.zeros((len(shown), groups, BLOCK_BYTES[form]), np.uint8)
+    blocks[..., 2:] = 0 if form == "q8_0" else 0x88
+    for output, group in enumerate(shown):
+        blocks[output, group, :2] = np.array([1.0], np.float16).view(np.uint8)
+        blocks[output, group, 2] += 1  # of the first input
+    out = product(ops, x, ops.pack_blocks(blocks.reshape(len(shown), -1), None, form))
+    assert (out == meant.values().reshape(3, groups, 32)[:, shown, 0]).all()
+
+
 def with_outlying_groups(seed: int, rows: int, num_inputs: int) -> F32:
     """One group in nine is far larger than the others, and in some of them a single number is."""
     x, rng = normal(seed, rows, num_inputs), np.random.default_rng(seed)

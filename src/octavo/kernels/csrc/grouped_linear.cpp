@@ -5,6 +5,7 @@
 #include "grouped_linear.hpp"
 
 #include "grouped_rows.hpp"
+#include "grouped_tile.hpp"
 #include "linear_output.hpp"
 
 namespace octavo {

@@ -1,11 +1,11 @@
-// Rows of x rounded in groups of 32, in the order in which a tile reads them (grouped_tile.hpp): to int8, outlying groups finer.
+// Rows of x rounded in groups of 32, in the order in which a tile reads them (grouped_sums.hpp): to int8, outlying groups finer.
 //
 // A group's scale is the least one (`scale_of`) for its largest absolute value to become `most_code` at most. Where the largest
 // is more than kOutlying times the mean of the row's groups', the group would bring most of the row's error: it is rounded in
 // steps of a 128th of that scale, to 15 bits. Groups below 2^-120 count as zeros; one with a number that is not finite gets a
 // scale of NaN, so that it reaches every output of its row.
 #pragma once
-#include "grouped_tile.hpp"
+#include "grouped_sums.hpp"
 
 namespace octavo {
 namespace OCTAVO_ISA {
@@ -55,12 +55,11 @@ OCTAVO_INLINE int32_t largest_bits(const float* x) {
   return reduce_max(_mm512_maskz_max_epi32(0xffff, a, b));
 }
 
-template <WeightsDtype kDtype, bool kCrossed>
-OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
-  const float scale = scale_of(largest, most_code(kDtype));
-  const __m512 inverse = _mm512_set1_ps(inverse_of(scale));
-  const __m512i low = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x), inverse));  // to nearest even, as below
-  const __m512i high = _mm512_maskz_cvtps_epi32(0xffff, _mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
+// Sixteen codes of inputs, to nearest even, as `round_to_int` rounds.
+OCTAVO_INLINE __m512i round_lanes(__m512 x) { return _mm512_maskz_cvtps_epi32(0xffff, x); }
+
+template <bool kCrossed>
+OCTAVO_INLINE RoundedGroup store_codes(__m512i low, __m512i high, float scale, int32_t* codes) {
   __m128i a = _mm512_maskz_cvtepi32_epi8(0xffff, low);
   const __m128i b = _mm512_maskz_cvtepi32_epi8(0xffff, high);
   RoundedGroup rounded = {scale, 0, 0};
@@ -74,6 +73,59 @@ OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* c
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), a);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + kGroupUnits / 2), b);
   return rounded;
+}
+
+template <bool kCrossed>
+OCTAVO_INLINE RoundedGroup round_group_by(const float* x, float scale, float inverse_scale, int32_t* codes) {
+  const __m512 inverse = _mm512_set1_ps(inverse_scale);
+  const __m512i low = round_lanes(_mm512_mul_ps(_mm512_loadu_ps(x), inverse));
+  const __m512i high = round_lanes(_mm512_mul_ps(_mm512_loadu_ps(x + 16), inverse));
+  return store_codes<kCrossed>(low, high, scale, codes);
+}
+
+template <WeightsDtype kDtype, bool kCrossed>
+OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* codes) {
+  const float scale = scale_of(largest, most_code(kDtype));
+  return round_group_by<kCrossed>(x, scale, inverse_of(scale), codes);
+}
+
+// Codes are 128 * high + low.
+template <WeightsDtype kDtype, bool kCrossed>
+OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32_t* low, int32_t* high) {
+  const float scale = scale_of(largest, most_code(kDtype));
+  const __m512 inverse = _mm512_set1_ps(inverse_of(scale)), steps = _mm512_set1_ps(128.f);
+  __m512i code[2], rest[2];
+  for (int i = 0; i < 2; i++) {
+    code[i] = round_lanes(_mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * i), inverse), steps));
+    const __m512i quotient = _mm512_maskz_srai_epi32(0xffff, _mm512_add_epi32(code[i], _mm512_set1_epi32(64)), 7);  // to nearest
+    rest[i] = _mm512_sub_epi32(code[i], _mm512_maskz_slli_epi32(0xffff, quotient, 7));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high) + i, _mm512_maskz_cvtepi32_epi8(0xffff, quotient));
+  }
+  RoundedGroup rounded = store_codes<kCrossed>(rest[0], rest[1], scale * 0.0078125f, low);
+  rounded.sum = reduce_sum(_mm512_add_epi32(code[0], code[1]));
+  return rounded;
+}
+
+// Scales of up to sixteen groups at once, and 1 / scale; of which groups they hold: of ordinary ones that are not rounded finely.
+// most: the largest magnitudes.
+template <WeightsDtype kDtype>
+OCTAVO_INLINE uint32_t scales_of(const float* most, int count, float bound, float* scales, float* inverses) {
+  const auto bits_at = [](uint32_t bits) { return _mm512_set1_epi32(static_cast<int32_t>(bits)); };
+  const __mmask16 all = static_cast<__mmask16>((1u << count) - 1);
+  const __m512 largest = _mm512_maskz_loadu_ps(all, most);
+  const __m512 least = _mm512_mul_ps(largest, _mm512_set1_ps(1.f / static_cast<float>(most_code(kDtype))));
+  const __m512i bits = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(least), bits_at(kScaleStep - 1)), bits_at(~(kScaleStep - 1)));
+  const __m512 sizes = _mm512_castps128_ps512(_mm_setr_ps(1.f, 1.f / 1.25f, 1.f / 1.5f, 1.f / 1.75f));
+  const __m512i size = _mm512_and_si512(_mm512_maskz_srli_epi32(0xffff, bits, 21), bits_at(kScaleSizes - 1));
+  static_assert(kScaleStep == 1u << 21 && kScaleSizes == 4);
+  const __m512i power = _mm512_sub_epi32(_mm512_andnot_si512(bits_at((1u << 23) - 1), bits), bits_at(127u << 23));
+  const __m512 inverse = _mm512_maskz_permutexvar_ps(0xffff, size, sizes);
+  _mm512_storeu_si512(scales, bits);
+  _mm512_storeu_si512(inverses, _mm512_sub_epi32(_mm512_castps_si512(inverse), power));
+  const __m512i above = _mm512_sub_epi32(bits, bits_at(kLeastOrdinary));
+  const __mmask16 ordinary = _mm512_cmp_epu32_mask(above, bits_at(kMostOrdinary - kLeastOrdinary), _MM_CMPINT_LE);
+  const __mmask16 coarse = _mm512_cmp_ps_mask(largest, _mm512_set1_ps(bound), _CMP_NGT_UQ);
+  return all & ordinary & coarse;
 }
 #else
 OCTAVO_INLINE int32_t largest_bits(const float* x) {
@@ -100,7 +152,6 @@ OCTAVO_INLINE RoundedGroup round_group(const float* x, float largest, int32_t* c
   std::memcpy(codes, bytes, kGroupInputs);
   return {scale, sum, 0};
 }
-#endif
 
 // Codes are 128 * high + low.
 template <WeightsDtype kDtype, bool kCrossed>
@@ -117,10 +168,16 @@ OCTAVO_INLINE RoundedGroup round_fine_group(const float* x, float largest, int32
   }
   std::memcpy(low, low_bytes, kGroupInputs);
   std::memcpy(high, high_bytes, kGroupInputs);
-  RoundedGroup rounded = {scale * 0.0078125f, sum, 0};
-  if constexpr (kCrossed) rounded.taken = cross_row(low).taken;
-  return rounded;
+  return {scale * 0.0078125f, sum, 0};
 }
+
+template <WeightsDtype>
+OCTAVO_INLINE uint32_t scales_of(const float*, int, float, float*, float*) {
+  return 0;  // groups are rounded one by one
+}
+template <bool>
+RoundedGroup round_group_by(const float* x, float scale, float inverse_scale, int32_t* codes);
+#endif
 
 // most: the bits of the largest magnitude.
 template <WeightsDtype kDtype, bool kCrossed>
@@ -132,6 +189,8 @@ OCTAVO_INLINE RoundedGroup round_coarse_group(const float* x, int32_t most, int3
   return rounded;
 }
 
+constexpr int kGroupsAtOnce = 512;  // of a row, whose scales are found together; in rows of more, one by one
+
 template <WeightsDtype kDtype, bool kCrossed>
 static void round_row(const float* x, int num_inputs, int row, int rows, int32_t* packed, int32_t* high) {
   const int groups = num_groups(num_inputs), rest = num_inputs % kGroupInputs;
@@ -140,20 +199,30 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
   float padded[kGroupInputs] = {};
   if (rest) std::memcpy(padded, x + num_inputs - rest, static_cast<size_t>(rest) * 4);
   const auto at = [&](int group) { return rest && group == groups - 1 ? padded : x + group * kGroupInputs; };
+  const bool at_once = kHasScaleTables && groups <= kGroupsAtOnce;
+  float most_of[kGroupsAtOnce], scales[kGroupsAtOnce], inverses[kGroupsAtOnce];
+  uint32_t common[kGroupsAtOnce / kLanes] = {};
   float sum = 0.f;
   int32_t* to = packed;
   // the largest are kept where scales go
   for (int group = 0; group < groups; group++, to += group_words) {
     to[scale_at] = largest_bits(at(group));
     sum += as_float(to[scale_at]);
+    if (at_once) most_of[group] = as_float(to[scale_at]);
   }
   const float bound = kOutlying * (sum / static_cast<float>(groups));
+  for (int group = 0; at_once && group < groups; group += kLanes) {
+    const int count = groups - group < kLanes ? groups - group : kLanes;
+    common[group / kLanes] = scales_of<kDtype>(most_of + group, count, bound, scales + group, inverses + group);
+  }
   to = packed;
   high += kGroupUnits * row;
   for (int group = 0; group < groups; group++, to += group_words, high += x_high_words(rows)) {
     const int32_t most = to[scale_at];
     RoundedGroup rounded;
-    if (as_float(most) > bound && most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) {
+    if (at_once && common[group / kLanes] >> group % kLanes & 1) {
+      rounded = round_group_by<kCrossed>(at(group), scales[group], inverses[group], to + codes_at);
+    } else if (as_float(most) > bound && most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) {
       rounded = round_fine_group<kDtype, kCrossed>(at(group), as_float(most), to + codes_at, high);
       *to |= 1 << row;
     } else {
@@ -224,7 +293,7 @@ OCTAVO_INLINE void round_pairs(const int32_t* first, const int32_t* second, size
 }
 #endif
 
-// What whole minima are multiplied by, behind the groups (grouped_tile.hpp). A row's factors are rounded in the least power of 2
+// What whole minima are multiplied by, behind the groups (grouped_sums.hpp). A row's factors are rounded in the least power of 2
 // in which each has 16 bits, and no sum of products with minima of `minimum_bits` has more than 31. A group that is rounded
 // finely is not among them: it may be so large that little would be left of the others.
 static inline void round_factors(int groups, int rows, int minimum_bits, size_t group_words, int32_t* packed) {
