@@ -149,10 +149,8 @@ def load(
     scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
     blocks = BlockManager(plan.spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
     decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
-    runner, step_tokens = (
-        ModelExecutor(causal_lm, ops, storage),
-        min(scheduler_config.most_step_tokens, plan.max_model_len),
-    )
+    runner = ModelExecutor(causal_lm, ops, storage)
+    most_tokens = min(scheduler_config.most_step_tokens, plan.max_model_len)
     return LoadedModel(
         core=EngineCore(decider, runner),
         tokenizer=tokenizer,
@@ -171,7 +169,7 @@ def load(
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
-        idle_work=lambda: runner.warm_up(step_tokens) or storage.prepare(),
+        idle_work=lambda: runner.warm_up(most_tokens) or storage.prepare(),
     )
 
 
