@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -69,17 +70,10 @@ class SchedulerOptions:
         self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
 
     def config(self, max_model_len: int) -> SchedulerConfig:
-        return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_num_prefill_tokens=(
-                4 * self.max_num_batched_tokens if self.max_num_prefill_tokens is None else self.max_num_prefill_tokens
-            ),
-            max_model_len=max_model_len,
-            enable_prefix_caching=self.enable_prefix_caching,
-            enable_kv_cache=self.enable_kv_cache,
-            kv_policy=self.kv_policy,
-        )
+        given: dict[str, Any] = {**asdict(self), "max_model_len": max_model_len}
+        if self.max_num_prefill_tokens is None:
+            given["max_num_prefill_tokens"] = 4 * self.max_num_batched_tokens
+        return SchedulerConfig(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +142,9 @@ def load(
     storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales_of(causal_lm, plan.spec))
     scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
     blocks = BlockManager(plan.spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
-    decider = Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size)
     runner = ModelExecutor(causal_lm, ops, storage)
-    most_tokens = min(scheduler_config.most_step_tokens, plan.max_model_len)
     return LoadedModel(
-        core=EngineCore(decider, runner),
+        core=EngineCore(Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size), runner),
         tokenizer=tokenizer,
         chat_template=template,
         chat_error=chat_error,
@@ -169,7 +161,7 @@ def load(
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
-        idle_work=lambda: runner.warm_up(most_tokens) or storage.prepare(),
+        idle_work=partial(runner.prepare, min(scheduler_config.most_step_tokens, plan.max_model_len)),
     )
 
 

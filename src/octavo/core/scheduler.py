@@ -48,7 +48,7 @@ from octavo.core.selection import SelectionPlan
 from octavo.core.sharing import BranchMemory
 from octavo.core.status import CoreStatus, Counters, core_status
 from octavo.core.step import StepPlan, StepResult
-from octavo.core.step_draft import StepDraft
+from octavo.core.step_draft import StepDraft, step_tokens
 from octavo.errors import InvalidRequestError
 
 
@@ -132,7 +132,7 @@ class Scheduler:
             missing = len(request.token_ids) - request.num_computed_tokens
             if missing:  # else a beam that waits for the others
                 (decoding if missing == 1 else filling).append(request)
-        draft = StepDraft(self._budget() - coasting.num)
+        draft = StepDraft(step_tokens(self.config, self._progress.requests, self.blocks.windows) - coasting.num)
         is_short = False
         for request in decoding + filling:
             if request.status is RequestStatus.RUNNING and draft.budget:
@@ -171,18 +171,6 @@ class Scheduler:
         """What requests with several branches hold now: all that have not ended, or one."""
         groups = self._progress.groups
         return tuple(group.memory() for name, group in groups.items() if request_id in (None, name))
-
-    def _budget(self) -> int:
-        """Tokens of the next step: more than usual for a prompt that is alone, in larger pieces.
-
-        Not where larger steps take memory that room is not reckoned with: blocks behind windows, logits of all rows.
-        """
-        config, requests = self.config, self._progress.requests
-        if len(requests) == 1 and not self.blocks.windows:
-            (request,) = requests.values()
-            if request.drops is None and request.group is None and request.params.prompt_logprobs is None:
-                return config.most_step_tokens
-        return config.max_num_batched_tokens
 
     def _plan_row(self, request: Request, draft: StepDraft) -> bool:
         """Give a running request a row. False: there is not even memory for one token, nor anyone to take it from."""

@@ -1,14 +1,29 @@
-"""A step while it is being decided: rows can still be taken back. It decides nothing itself."""
+"""A step while it is being decided: how large it may be, and rows that can still be taken back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from octavo.core.block_manager import Copies
+from octavo.core.config import SchedulerConfig
 from octavo.core.request import Request
 from octavo.core.step import BlockCopy, BranchSample, CoastingRows, Compaction, Row, StepPlan
 from octavo.core.streaming import DropPlan
+from octavo.core.windows import Windows
+
+
+def step_tokens(config: SchedulerConfig, requests: Mapping[str, Request], windows: Windows) -> int:
+    """How many tokens the next step may have: more than usual for a prompt that is alone, and holds up nobody.
+
+    requests: all that have not ended. Not where larger steps take memory that room is not reckoned with: blocks behind
+    windows, logits of all rows.
+    """
+    if len(requests) == 1 and not windows:
+        (request,) = requests.values()
+        if request.drops is None and request.group is None and request.params.prompt_logprobs is None:
+            return config.most_step_tokens
+    return config.max_num_batched_tokens
 
 
 class StepDraft:

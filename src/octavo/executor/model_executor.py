@@ -50,6 +50,10 @@ class ModelExecutor:
         self._selector = Selector(kv_storage.layers)
         self._is_warm = False
 
+    def prepare(self, num_tokens: int) -> bool:
+        """What can be done while nobody waits, a part at a time; whether there is more."""
+        return self.warm_up(num_tokens) or self._kv_storage.prepare()
+
     def warm_up(self, num_tokens: int) -> bool:
         """Have memory ready for steps of so many tokens, once; whether there was something to do. Between two steps.
 
