@@ -16,6 +16,7 @@ from octavo.errors import (
     ModelError,
 )
 from octavo.executor.kv_storage import KVStorage
+from tests.models.tiny_families import make_family
 from tests.models.tiny_models import make_tiny_model
 from tests.tiny_llm import BLOCK_BYTES, TEXTS, one
 
@@ -170,3 +171,22 @@ def test_a_broken_chat_template_leaves_completions(tmp_path: Path) -> None:
             llm.chat([{"role": "user", "content": "Hey"}])
     with pytest.raises(ModelError, match="broken at line 1"):  # one that was asked for is not left out
         octavo.load(str(directory), chat_template="{% for %}")
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "expected"),
+    [("qwen3", {}, 128), ("qwen3", {"max_num_prefill_tokens": 32}, 32), ("gpt2", {}, 32), ("falcon_7b", {}, 32)],
+)
+def test_larger_steps_are_for_families_that_compute_in_blocks(
+    family: str, given: dict, expected: int, tmp_path: Path
+) -> None:
+    path = make_tiny_model(tmp_path, family) if family == "qwen3" else make_family(tmp_path / family, family)
+    with LLM(str(path), kv_cache_memory=1 << 20, max_num_seqs=8, max_num_batched_tokens=32, threads=1, **given) as llm:
+        assert llm.model.scheduler_config.most_step_tokens == expected
+        assert llm.generate([[5, 6, 7] * 50], SamplingParams(max_tokens=2))[0].num_generated_tokens == 2
+
+
+def test_larger_steps_of_other_families_are_refused(tmp_path: Path) -> None:
+    path = make_family(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(ConfigError, match=r"max_num_prefill_tokens is 513.*max_num_batched_tokens \(512\)"):
+        LLM(str(path), max_num_prefill_tokens=513)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from octavo.core.config import SchedulerConfig
+    from octavo.core.config import SchedulerConfig, SchedulerOptions
     from octavo.core.sampling_params import SamplingParams
     from octavo.core.seeds import branch_seed
     from octavo.engine.async_engine import AsyncEngine
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         OctavoError,
     )
     from octavo.executor.config import ExecutorConfig
-    from octavo.llm import LLM, LoadedModel, SchedulerOptions, load
+    from octavo.llm import LLM, LoadedModel, load
 
     __version__: str
 
@@ -39,7 +39,7 @@ _MODULES = {
     "Completion": "octavo.engine.completion",
     "branch_seed": "octavo.core.seeds",
     "LoadedModel": "octavo.llm",
-    "SchedulerOptions": "octavo.llm",
+    "SchedulerOptions": "octavo.core.config",
     "load": "octavo.llm",
     "AsyncEngine": "octavo.engine.async_engine",
     "EngineConfig": "octavo.engine.config",

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from octavo.core.block_manager import BlockManager
-from octavo.core.config import SchedulerConfig
+from octavo.core.config import SchedulerConfig, SchedulerOptions
 from octavo.core.engine_core import EngineCore
 from octavo.core.keep_policy import chooses, parse_policy
 from octavo.core.kv_groups import format_words
@@ -43,6 +42,7 @@ from octavo.executor.plan import CachePlan, plan_cache
 from octavo.executor.random_stream import derive_seed
 from octavo.kernels.native import NativeOps
 from octavo.models.config import check_context
+from octavo.models.families import family_of
 from octavo.models.hub import check_runnable, default_cache_dir, resolve
 from octavo.models.loader import ModelSource, load_model, open_model
 from octavo.models.packed_size import resolve_weights_dtype
@@ -52,28 +52,6 @@ Prompt = str | Sequence[int]
 Message = dict[str, object]
 Params = SamplingParams | Sequence[SamplingParams] | None
 OnStep = Callable[[tuple[BranchMemory, ...]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOptions:
-    """The scheduler's config as a user gives it: `max_model_len` None means as long as model and memory allow."""
-
-    max_num_seqs: int = 64  # requests that run at once
-    max_num_batched_tokens: int = 512  # tokens of one step
-    max_num_prefill_tokens: int | None = None  # of a step in which a prompt is alone; None: four times as many
-    max_model_len: int | None = None  # tokens of prompt and output of one request
-    enable_prefix_caching: bool = True
-    enable_kv_cache: bool = True
-    kv_policy: str = "all"  # which tokens of a text are kept: see `core.keep_policy`
-
-    def __post_init__(self) -> None:
-        self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
-
-    def config(self, max_model_len: int) -> SchedulerConfig:
-        given: dict[str, Any] = {**asdict(self), "max_model_len": max_model_len}
-        if self.max_num_prefill_tokens is None:
-            given["max_num_prefill_tokens"] = 4 * self.max_num_batched_tokens
-        return SchedulerConfig(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +118,11 @@ def load(
     plan = _plan(source, cache_spec(causal_lm, setting.config(config)), options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
     storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales_of(causal_lm, plan.spec))
-    scheduler_config = options.config(options.max_model_len or setting.longest_context(longest))
-    blocks = BlockManager(plan.spec, plan.num_blocks, enable_prefix_caching=options.enable_prefix_caching)
-    runner = ModelExecutor(causal_lm, ops, storage)
+    context = options.max_model_len or setting.longest_context(longest)
+    scheduler_config = options.config(context, in_blocks=family_of(source.config).in_blocks)
+    decider = Scheduler(scheduler_config, BlockManager(plan.spec, plan.num_blocks), vocab_size=source.config.vocab_size)
     return LoadedModel(
-        core=EngineCore(Scheduler(scheduler_config, blocks, vocab_size=source.config.vocab_size), runner),
+        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
         chat_template=template,
         chat_error=chat_error,
@@ -161,7 +139,7 @@ def load(
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
-        idle_work=partial(runner.prepare, min(scheduler_config.most_step_tokens, plan.max_model_len)),
+        idle_work=storage.prepare,
     )
 
 

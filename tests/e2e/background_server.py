@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
+from octavo import SchedulerOptions, load
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.config import EngineConfig
 from octavo.executor.config import ExecutorConfig
-from octavo.llm import SchedulerOptions, load
 from octavo.server.config import ServerConfig
 from octavo.server.run import HttpServer, bind_socket
 from octavo.server.served_model import ServedModel

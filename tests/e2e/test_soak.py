@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from octavo import SchedulerOptions, load
 from octavo.core.request import Request
 from octavo.core.sampling_params import SamplingParams
 from octavo.executor.config import ExecutorConfig
-from octavo.llm import SchedulerOptions, load
 from tests.models.tiny_models import make_tiny_model
 
 MAX_MODEL_LEN = 160

@@ -99,7 +99,8 @@ class OpenModel:
 
 def load_checked(reference: str, flags: ModelFlags) -> OpenModel:
     """Fetches where needed, loads, and shows progress on a terminal. Raises OctavoError, each with its cure."""
-    from octavo.llm import SchedulerOptions, load  # kernels that are missing are told before anything is fetched
+    from octavo.core.config import SchedulerOptions
+    from octavo.llm import load  # kernels that are missing are told before anything is fetched
 
     path = resolve_model(reference)
     options = SchedulerOptions(**{**dataclasses.asdict(flags.scheduler), "max_model_len": flags.max_model_len})

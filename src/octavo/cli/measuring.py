@@ -24,8 +24,9 @@ SHORT_PROMPT = 32
 def load_small(model: str, *, enable_kv_cache: bool = True) -> LoadedModel:
     """The model with a small pool. Raises OctavoError, each with its cure."""
     from octavo.cli.model_cache import resolve_model
+    from octavo.core.config import SchedulerOptions
     from octavo.executor.config import ExecutorConfig
-    from octavo.llm import SchedulerOptions, load
+    from octavo.llm import load
 
     scheduler = SchedulerOptions(enable_prefix_caching=True, enable_kv_cache=enable_kv_cache)
     return load(str(resolve_model(model)), scheduler=scheduler, executor=ExecutorConfig(kv_cache_memory=KV_BYTES))

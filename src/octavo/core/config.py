@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from octavo.core.keep_policy import parse_policy
 from octavo.errors import ConfigError
@@ -47,3 +48,32 @@ class SchedulerConfig:
     def most_step_tokens(self) -> int:
         """Of any step."""
         return self.max_num_batched_tokens if self.max_num_prefill_tokens is None else self.max_num_prefill_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """The scheduler's config as a user gives it: `max_model_len` None means as long as model and memory allow."""
+
+    max_num_seqs: int = 64  # requests that run at once
+    max_num_batched_tokens: int = 512  # tokens of one step
+    max_num_prefill_tokens: int | None = None  # of a step in which a prompt is alone; None: four times as many
+    max_model_len: int | None = None  # tokens of prompt and output of one request
+    enable_prefix_caching: bool = True
+    enable_kv_cache: bool = True
+    kv_policy: str = "all"  # which tokens of a text are kept: see `core.keep_policy`
+
+    def __post_init__(self) -> None:
+        self.config(2 if self.max_model_len is None else self.max_model_len)  # refuse now what can never be had
+
+    def config(self, max_model_len: int, *, in_blocks: bool = True) -> SchedulerConfig:
+        """in_blocks: see `models.family.Family`; larger steps of other families take memory that is not planned."""
+        given: dict[str, Any] = {**asdict(self), "max_model_len": max_model_len}
+        usual, alone = self.max_num_batched_tokens, self.max_num_prefill_tokens
+        if alone is None:
+            given["max_num_prefill_tokens"] = 4 * usual if in_blocks else usual
+        elif alone > usual and not in_blocks:
+            raise ConfigError(
+                f"max_num_prefill_tokens is {alone}, but this model has no steps of more than max_num_batched_tokens "
+                f"({usual}): leave it out, or raise that one"
+            )
+        return SchedulerConfig(**given)

@@ -19,7 +19,7 @@ from octavo.models.loader import ModelSource
 
 OVERHEAD_BYTES = 48 << 20  # tokenizer, the libraries' arenas, Python objects of requests
 _F32 = 4
-_ACTIVATION_COPIES = 2  # inputs and outputs of a layer's matrices at once; once in the larger steps of a prompt alone
+_ACTIVATION_COPIES = 2  # inputs and outputs of a layer's matrices at once
 _LOGIT_COPIES = 4  # logits, and what sampling makes of them
 _COUNT_BYTES, _COUNT_COPIES = 8, 3  # attention that a slot got: held, summed up, and handed back
 _SCORE_BYTES, _SPAN_KEYS, _PIECE_TOKENS, _BLOCK_ROWS = 1 << 20, 256, 16, 12  # of the kernel that counts attention
@@ -119,7 +119,8 @@ def account(
 def activation_rows(scheduler: SchedulerConfig) -> int:
     """How many times a step holds a row of all outputs of a layer, at most.
 
-    Of a prompt alone the rows of an MLP, most of the outputs, are computed in blocks.
+    Families that have larger steps for a prompt alone (`Family.in_blocks`) hold most of the outputs, those of an MLP,
+    for blocks of rows only.
     """
     return max(_ACTIVATION_COPIES * scheduler.max_num_batched_tokens, scheduler.most_step_tokens)
 

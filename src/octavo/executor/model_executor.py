@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from octavo.core.step import BlockCopy, Row, SampledToken, SampleSpec, StepPlan, StepResult
 from octavo.executor.batch import build_batch, build_copies, is_sampled, num_scored
 from octavo.executor.kv_storage import KVStorage
@@ -48,28 +46,6 @@ class ModelExecutor:
         self._kv_storage = kv_storage
         self._sampler = OpsSampler(ops) if sampler is None else sampler
         self._selector = Selector(kv_storage.layers)
-        self._is_warm = False
-
-    def prepare(self, num_tokens: int) -> bool:
-        """What can be done while nobody waits, a part at a time; whether there is more."""
-        return self.warm_up(num_tokens) or self._kv_storage.prepare()
-
-    def warm_up(self, num_tokens: int) -> bool:
-        """Have memory ready for steps of so many tokens, once; whether there was something to do. Between two steps.
-
-        Its first touch costs faults that a first long prompt would wait for. The cache is not touched: there is another
-        one while it runs.
-        """
-        run = getattr(self._model, "warm_up", None)  # not every family has it
-        if self._is_warm or run is None:
-            return False
-        self._is_warm = True
-        spec = self._kv_storage.spec
-        storage = KVStorage(spec, -(-num_tokens // spec.block_size))
-        tables = np.tile(np.arange(storage.num_blocks, dtype=np.int32), (len(spec.groups), 1, 1))
-        batch = AttentionBatch(np.array([0, num_tokens], np.int32), np.zeros(1, np.int32), tables)
-        run(np.zeros(num_tokens, np.int32), batch, storage.layers)
-        return True
 
     def execute(self, plan: StepPlan) -> StepResult:
         if plan.copies or plan.compactions:

@@ -39,6 +39,7 @@ class Family:
     parts: Callable[[Any, bool], Parts]  # (config, whether the file is a GGUF file)
     build: Callable[[Any, Packed, Ops], CausalLM]
     from_gguf: Callable[[Keys], Any] | None = None
+    in_blocks: bool = False  # whether layers hold what lies between two matrices for blocks of a step's rows only
     prefix: str = ""  # of tensors' names, which some directories leave out
     # Why `forward` does not count attention (`step_rows.weigh`), which some policies choose tokens by; None: it does.
     why_uncounted: Callable[[Any], str | None] = lambda _: None

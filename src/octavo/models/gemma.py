@@ -294,6 +294,7 @@ FAMILY = Family(
     from_gguf=gemma_from_gguf,
     parts=gemma_parts,
     build=GemmaModel,
+    in_blocks=True,
     key_scales=GemmaModel.key_scales,
     why_uncounted=lambda config: None if config.attention_cap is None else "caps its attention scores",
 )

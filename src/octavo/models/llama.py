@@ -51,25 +51,18 @@ class LlamaModel:
         token_ids [num_tokens]; kv_layers one per layer; logits_rows [n] indices into token_ids.
         Returns a new array [n, vocab_size].
         """
-        config, weights = self.config, self._weights
-        hidden = run_decoder(self._ops, self._layers, kv_layers, self._embed(token_ids, batch), logits_rows)
+        ops, config, weights = self._ops, self.config, self._weights
+        rope = self._rope.upto(num_positions(batch))
+        hidden = self._scratch.rows("hidden", len(token_ids), config.hidden_size)
+        ops.embedding(weights.embedding, token_ids, hidden)
+        shape = len(token_ids), config.num_heads, config.head_dim
+        q, attended = self._scratch.heads("q", *shape), self._scratch.heads("attended", *shape)
+        rows = DecoderRows(hidden, batch, (rope,), q, attended)
+        hidden = run_decoder(ops, self._layers, kv_layers, rows, logits_rows)
         logits = np.empty((len(logits_rows), config.vocab_size), np.float32)
         if len(logits_rows):
-            self._ops.norm_linear(hidden, weights.final_norm, config.rms_norm_eps, weights.head, logits)
+            ops.norm_linear(hidden, weights.final_norm, config.rms_norm_eps, weights.head, logits)
         return logits
-
-    def warm_up(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer]) -> None:
-        """Run rows through the first layer, for nothing but that buffers for so many are there, and in memory."""
-        every_row = np.arange(len(token_ids), dtype=np.int32)
-        run_decoder(self._ops, self._layers[:1], kv_layers[:1], self._embed(token_ids, batch), every_row)
-
-    def _embed(self, token_ids: I32, batch: AttentionBatch) -> DecoderRows:
-        config, scratch = self.config, self._scratch
-        hidden = scratch.rows("hidden", len(token_ids), config.hidden_size)
-        self._ops.embedding(self._weights.embedding, token_ids, hidden)
-        shape = len(token_ids), config.num_heads, config.head_dim
-        ropes = (self._rope.upto(num_positions(batch)),)
-        return DecoderRows(hidden, batch, ropes, scratch.heads("q", *shape), scratch.heads("attended", *shape))
 
     def _layer(self, layer: LayerWeights, window: int | None) -> DecoderLayer:
         eps = self.config.rms_norm_eps
@@ -92,5 +85,6 @@ FAMILY = Family(
     from_gguf=llama_from_gguf,
     parts=llama_parts,
     build=lambda config, packed, ops: LlamaModel(config, llama_weights(packed, config), ops),
+    in_blocks=True,
     key_scales=LlamaModel.key_scales,
 )

@@ -50,7 +50,7 @@ class RowRunner {
   }
 
  private:
-  static constexpr int kBlockRows = 132;  // at most; what lies between two matrices fits the second-level cache
+  static constexpr int kBlockRows = 132;  // at most: of one table of panels (grouped_tile.hpp)
   // Every thread reads all weights for its rows: with so many for each, times the number of threads, arithmetic takes longer.
   static constexpr int kRowsPerThread = 4;
 
