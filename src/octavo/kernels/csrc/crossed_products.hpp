@@ -12,10 +12,16 @@ namespace octavo {
 namespace OCTAVO_ISA {
 
 constexpr int kRaised = 120;  // what is added to x_a
+static_assert(most_code(WeightsDtype::int4) == kRaised && kRaised + kRaised + 15 <= 255 && kRaised + 7 <= 127);
 constexpr int kLowered = 8;   // what is taken from w_a
 // Every second unit is crossed: products and additions then keep their units of arithmetic busy for about the same time.
 constexpr bool is_crossed(int unit) { return unit % 2 != 0; }
 constexpr int kCrossedInputs = kGroupInputs / 4;  // of each half of a group
+
+// The sum of a row's codes in a group, and what the row takes from its sums, negated.
+struct RowSums {
+  int32_t codes, taken;
+};
 
 #if defined(__AVX512VNNI__)
 constexpr bool crosses_products(WeightsDtype dtype) { return dtype != WeightsDtype::int8; }
@@ -40,11 +46,6 @@ OCTAVO_INLINE void fill_crossed_codes(const uint8_t* codes, int32_t* out) {
   }
   _mm512_store_si512(out, _mm512_sub_epi32(_mm512_setzero_si512(), taken));
 }
-
-// The sum of a row's codes in a group, and what the row takes from its sums, negated.
-struct RowSums {
-  int32_t codes, taken;
-};
 
 // a, b: the codes of units 0 to 3 and 4 to 7; of those that are crossed, a becomes a + 120.
 OCTAVO_INLINE RowSums cross_row(__m128i& a, __m128i b) {
@@ -106,9 +107,6 @@ OCTAVO_INLINE void begin_crossed(I16 (&dots)[R][P], const int32_t* table, size_t
 constexpr bool crosses_products(WeightsDtype) { return false; }
 constexpr size_t kCrossedWords = 0;
 void fill_crossed_codes(const uint8_t* codes, int32_t* out);
-struct RowSums {
-  int32_t codes, taken;
-};
 RowSums cross_row(int32_t* codes);
 #if defined(__AVX512F__)
 RowSums cross_row(__m128i& a, __m128i b);

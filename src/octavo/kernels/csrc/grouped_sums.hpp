@@ -81,7 +81,7 @@ OCTAVO_INLINE void add_row(I16 (&dots)[2][P], const uint8_t* w, size_t panel_byt
     }
 }
 
-constexpr int kFewRows = 2;
+constexpr int kFewRows = 2;  // of a tile, that are rounded finely in a group: see `add_high`
 
 // offset: [R], null: none.
 template <int R, int P>
