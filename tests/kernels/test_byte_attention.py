@@ -161,3 +161,17 @@ def test_values_of_any_size(instruction_set: str, kv_format: str, size: float) -
     ops = NativeOps(2, instruction_set)
     first, second = (attend(ops, pool, [Piece(one, 250, 300)]) for one in (plain, scaled))
     assert np.abs(second - first * np.float32(size)).max() <= 0.02 * size
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4, np.nan])
+@pytest.mark.parametrize("kv_format", ["int8", "k8v4"])
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+def test_the_last_row_of_a_span_alone_and_among_others(instruction_set: str, kv_format: str, size: float) -> None:
+    """Alone, it sees all keys of its span, whose bounds are noted with their scores; beside rows that see fewer, not."""
+    geometry = Geometry(9, 3, 64, kv_format)
+    pool = Pool(geometry, 80)
+    q, k, v = random_sequence(geometry, 256, seed=6)
+    k[:, 40] *= np.float32(size)  # far scores, or none
+    sequence, ops = pool.add(q, k, v), NativeOps(1, instruction_set)
+    alone, among = (attend(ops, pool, [Piece(sequence, first, 256)])[-1] for first in (255, 240))
+    assert np.array_equal(alone.view(np.uint32), among.view(np.uint32))

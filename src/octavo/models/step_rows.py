@@ -7,6 +7,7 @@ import numpy as np
 from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 
 _SCRATCH_ROWS_STEP = 64
+_CACHE_LINE = 64  # bytes
 
 
 class Scratch:
@@ -20,11 +21,18 @@ class Scratch:
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < num_rows:
             capacity = -(-num_rows // _SCRATCH_ROWS_STEP) * _SCRATCH_ROWS_STEP
-            buffer = self._buffers[name] = np.empty((capacity, size), np.float32)
+            buffer = self._buffers[name] = _aligned(capacity, size)
         return buffer[:num_rows]
 
     def heads(self, name: str, num_rows: int, num_heads: int, head_dim: int) -> F32:
         return self.rows(name, num_rows, num_heads * head_dim).reshape(num_rows, num_heads, head_dim)
+
+
+def _aligned(num_rows: int, size: int) -> F32:
+    """[num_rows, size] from the start of a cache line on: vectors of rows then lie in one line each, not in two."""
+    memory = np.empty(num_rows * size * 4 + _CACHE_LINE, np.uint8)
+    offset = -memory.ctypes.data % _CACHE_LINE
+    return memory[offset : offset + num_rows * size * 4].view(np.float32).reshape(num_rows, size)
 
 
 def num_positions(batch: AttentionBatch) -> int:

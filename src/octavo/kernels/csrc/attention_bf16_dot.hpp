@@ -18,7 +18,7 @@ struct Bf16DotTiles {
   static constexpr int kRowLimit = kMaxRows;
   static constexpr int vectors_for(int rows) { return vectors_that_fit(rows); }
   static constexpr int value_vectors_for(int rows) { return vectors_for(rows); }
-  static constexpr bool kCutsV = true, kHasUnits = false;
+  static constexpr bool kCutsV = true, kHasUnits = false, kNotesScores = false;
   static constexpr int kItemBytes = 2, kValueItemBytes = 2;  // of a number in a K or V tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {

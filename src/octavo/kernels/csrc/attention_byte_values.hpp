@@ -39,10 +39,19 @@ struct Values4 {
   }
 };
 
+// The tiles of a span, as their values are added up: those from `first` to `end`.
+struct ValueTiles {
+  const uint8_t *const *v, *const *next;
+  int first, end;
+  const float* scales;  // [kSpanKeys]
+  int head_dim;
+};
+
 template <class Codes>
 struct ByteValues {
   static constexpr int kRowLimit = kMaxRows, kWeighTiles = 2, kValueItemBytes = 0;  // no V tile is prepared
   static constexpr bool kCutsV = false, kHasUnits = true;  // 0 times a code is 0, whatever the code
+  static constexpr bool kNotesScores = true;
   static constexpr int value_vectors_for(int) { return 2; }
   static constexpr float kFarScore = 1024.f;
 
@@ -57,12 +66,26 @@ struct ByteValues {
     return wrong ? __builtin_nanf("") : 0.f;
   }
 
+  // Of scores that all are seen, while others are still multiplied.
+  struct NotedBounds {
+    static constexpr bool kNotes = true;
+    SpanBuffers& buffers;
+
+    __attribute__((always_inline)) void operator()(int row, int column, F16 first, F16 second) const {
+      const float* logs = buffers.logs + column;
+      store(buffers.bounds(row, column / 16), max(add(first, load(logs)), add(second, load(logs + 16))));
+      const F16 largest = column ? load(buffers.largest(row)) : set1(kLowestScore);
+      store(buffers.largest(row), max(first, max(second, largest)));  // in this order: skips a NaN, as mask_scores does
+    }
+  };
+
   // Of a row and each two tiles: the power of two above all weights times scales, and 2^-8 of that, the unit. A key that the
   // row does not see has a score of -inf, and is in neither. Scores far from 0, whose last bits would be lost in sums, are
   // made differences from the largest first.
-  OCTAVO_INLINE void set_units(SpanBuffers& buffers, int row, int first_tile, int num_tiles, float max_score, float wrong) {
+  OCTAVO_INLINE void set_units(SpanBuffers& buffers, int row, int first_tile, int num_tiles, float max_score, float wrong, bool is_noted) {
     F16 largest = set1(max_score);
     if (!(__builtin_fabsf(max_score) < kFarScore)) {
+      is_noted = false;
       for (int tile = first_tile / 2 * 2; tile < (num_tiles + 1) / 2 * 2; tile++)
         store(buffers.scores[row] + tile * 16, sub(load(buffers.scores[row] + tile * 16), largest));
       largest = zero();
@@ -70,6 +93,10 @@ struct ByteValues {
     __m512 most[kSpanTiles / 2];
 #pragma GCC unroll 8
     for (int tile = 0; tile < kSpanTiles; tile += 2) {
+      if (is_noted) {
+        most[tile / 2] = load(buffers.bounds(row, tile)).v;
+        continue;
+      }
       const float *scores = buffers.scores[row] + tile * 16, *logs = buffers.logs + tile * 16;
       const F16 bounds = max(add(load(scores), load(logs)), add(load(scores + 16), load(logs + 16)));
       most[tile / 2] = tile + 1 >= first_tile && tile < num_tiles ? bounds.v : _mm512_set1_ps(-__builtin_inff());
@@ -83,7 +110,7 @@ struct ByteValues {
   // Of a row and two tiles: weights 2^(score - max), in units, and their sum; times the scales of V as bytes.
   OCTAVO_INLINE void weigh_row(SpanBuffers& buffers, int row, int tile, bool is_first, const float* scales) {
     const float* scores = buffers.scores[row] + tile * 16;
-    const F16 begin = set1(buffers.begins[row][unit_at(tile)]), unit = set1(buffers.units[row][unit_at(tile)]);
+    const F16 begin = set1_at(buffers.begins[row] + unit_at(tile)), unit = set1_at(buffers.units[row] + unit_at(tile));
     const float* terms = kExp2Terms;
     asm volatile("" : "+r"(terms));  // operands in memory: registers are for sums
     const F16 low = rounded_exp2(sub(load(scores), begin), terms), high = rounded_exp2(sub(load(scores + 16), begin), terms);
@@ -104,38 +131,53 @@ struct ByteValues {
     _mm256_store_si256(reinterpret_cast<__m256i*>(buffers.weight_pairs[row] + tile * 4), _mm512_castsi512_si256(bytes));
   }
 
-  // As in attention_widened.hpp, 32 keys at a time; half of many rows after the other, as registers allow.
-  template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
-  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
-                            SpanBuffers& buffers, const float*, const float* scales, int head_dim, int column,
-                            float* out, const Shares* shares) {
-    constexpr int kFirst = 4 * kRows <= kAccumulators ? kRows : (kRows + 1) / 2;
-    values_of<0, kFirst, kVectors, kPrefetch, kWeigh>(v, next, first_tile, num_tiles, buffers, scales, head_dim, column, out, shares);
-    if constexpr (kFirst < kRows)
-      values_of<kFirst, kRows, kVectors, false, kWeigh>(v, next, first_tile, num_tiles, buffers, scales, head_dim, column, out, shares);
+  // As in attention_widened.hpp, of all columns; half of many rows after the other, as registers allow. Rows are weighed one by
+  // one while values are added up, in units that products leave idle: two tiles ahead of their own values, or, where there are
+  // columns enough, the second half of rows while values of the first are.
+  template <int kRows, bool kPrefetch>
+  OCTAVO_INLINE void all_values(const ValueTiles& tiles, SpanBuffers& buffers, float* out, const Shares* shares) {
+    constexpr int kHalf = 4 * kRows <= kAccumulators ? kRows : (kRows + 1) / 2;
+    const int columns = tiles.head_dim / 16;
+    const bool is_wide = columns >= 2, weighs_second = kHalf < kRows && columns >= 4;
+    if (is_wide) values_of<0, kHalf, 2, kPrefetch, 0, kHalf>(tiles, buffers, 0, out, shares);
+    else values_of<0, kHalf, 1, kPrefetch, 0, kHalf>(tiles, buffers, 0, out, shares);
+    if (kHalf < kRows && weighs_second) values_of<0, kHalf, 2, kPrefetch, kHalf, kRows>(tiles, buffers, 2, out, shares);
+    more_values<0, kHalf, kPrefetch>(tiles, buffers, weighs_second ? 4 : is_wide ? 2 : 1, out, shares);
+    if constexpr (kHalf < kRows) {
+      if (weighs_second) values_of<kHalf, kRows, 2, false, 0, 0>(tiles, buffers, 0, out, shares);
+      else if (is_wide) values_of<kHalf, kRows, 2, false, kHalf, kRows>(tiles, buffers, 0, out, shares);
+      else values_of<kHalf, kRows, 1, false, kHalf, kRows>(tiles, buffers, 0, out, shares);
+      more_values<kHalf, kRows, false>(tiles, buffers, is_wide ? 2 : 1, out, shares);
+    }
   }
 
  private:
-  template <int kFirst, int kEnd>
-  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* scales) {
-    for (int r = kFirst; r < kEnd; r++) weigh_row(buffers, r, tile, is_first, scales);
+  template <int kFirst, int kEnd, bool kPrefetch>
+  OCTAVO_INLINE void more_values(const ValueTiles& tiles, SpanBuffers& buffers, int column, float* out, const Shares* shares) {
+    const int columns = tiles.head_dim / 16;
+    for (; column + 2 <= columns; column += 2) values_of<kFirst, kEnd, 2, kPrefetch, 0, 0>(tiles, buffers, column, out, shares);
+    for (; column < columns; column++) values_of<kFirst, kEnd, 1, kPrefetch, 0, 0>(tiles, buffers, column, out, shares);
   }
 
-  // Of rows from kFirst to kEnd. They are weighed one by one while values of the two tiles before are added up: in units
-  // that products leave idle.
-  template <int kFirst, int kEnd, int kVectors, bool kPrefetch, bool kWeigh>
-  OCTAVO_INLINE void values_of(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
-                               SpanBuffers& buffers, const float* scales, int head_dim, int column, float* out, const Shares* shares) {
-    constexpr int kRows = kEnd - kFirst;
-    static_assert(kRows <= kTileTokens / 2, "each row has a place in two tiles");
+  template <int kFirst, int kEnd>
+  OCTAVO_INLINE void weigh(const ValueTiles& tiles, SpanBuffers& buffers, int tile, bool is_first) {
+    for (int r = kFirst; r < kEnd; r++) weigh_row(buffers, r, tile, is_first, tiles.scales);
+  }
+
+  // Values of rows from kFirst to kEnd; rows from kWeighFirst to kWeighEnd are weighed meanwhile: these ones, or others.
+  template <int kFirst, int kEnd, int kVectors, bool kPrefetch, int kWeighFirst, int kWeighEnd>
+  OCTAVO_INLINE void values_of(const ValueTiles& tiles, SpanBuffers& buffers, int column, float* out, const Shares* shares) {
+    constexpr int kRows = kEnd - kFirst, kWeighs = kWeighEnd - kWeighFirst;
+    constexpr bool kOwn = kWeighs > 0 && kWeighFirst == kFirst;
+    static_assert(kWeighs <= kTileTokens / 2, "each row has a place in two tiles");
+    const int first_tile = tiles.first, num_tiles = tiles.end, first_pair = first_tile / 2 * 2;
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
-    const int first_pair = first_tile / 2 * 2;
-    if (kWeigh) {
-      weigh<kFirst, kEnd>(buffers, first_pair, true, scales);
+    if (kOwn) {
+      weigh<kWeighFirst, kWeighEnd>(tiles, buffers, first_pair, true);
       if (first_tile > first_pair && first_pair + 2 < num_tiles)  // an odd first tile has no time for all rows
-        weigh<kFirst, kEnd>(buffers, first_pair + 2, false, scales);
+        weigh<kWeighFirst, kWeighEnd>(tiles, buffers, first_pair + 2, false);
     }
     for (int pair = first_pair; pair < num_tiles; pair += 2) {
       __m512i dots[kRows][kVectors];
@@ -143,20 +185,22 @@ struct ByteValues {
         for (int c = 0; c < kVectors; c++) dots[r][c] = _mm512_setzero_si512();
       const auto add_quad = [&](int tile, int quad) __attribute__((always_inline)) {
         __m512i x[kVectors];
-        Codes::template load_codes<kVectors, kPrefetch>(v[tile], v[tile + 1], next[tile - first_tile],
-                                                        Codes::line_of(head_dim, quad, column), x);
+        Codes::template load_codes<kVectors, kPrefetch>(tiles.v[tile], tiles.v[tile + 1], tiles.next[tile - first_tile],
+                                                        Codes::line_of(tiles.head_dim, quad, column), x);
         for (int r = 0; r < kRows; r++) {
           const __m512i weight = set1_word(buffers.weight_pairs[kFirst + r][tile * 4 + quad]);
           for (int c = 0; c < kVectors; c++) add_fours(dots[r][c], weight, x[c]);
         }
       };
-      if (kWeigh && pair >= first_tile && pair + 2 < num_tiles) {
+      const bool is_whole = pair >= first_tile && pair + 2 <= num_tiles;
+      if (kWeighs && is_whole && (!kOwn || pair + 2 < num_tiles)) {
 #pragma GCC unroll 8
         for (int step = 0; step < 8; step++) {
           add_quad(pair + step / 4, step % 4);
-          if (step < kRows) weigh_row(buffers, kFirst + step, pair + 2, false, scales);
+          if (step < kWeighs) weigh_row(buffers, kWeighFirst + step, kOwn ? pair + 2 : pair, !kOwn && pair == first_pair, tiles.scales);
         }
       } else {
+        if (kWeighs && !kOwn) weigh<kWeighFirst, kWeighEnd>(tiles, buffers, pair, pair == first_pair);
         const int end = pair + 2 < num_tiles ? pair + 2 : num_tiles;
         for (int tile = pair < first_tile ? first_tile : pair; tile < end; tile++) {
 #pragma GCC unroll 4
@@ -164,7 +208,7 @@ struct ByteValues {
         }
       }
       for (int r = 0; r < kRows; r++) {
-        const F16 unit = set1(buffers.units[kFirst + r][unit_at(pair)]);
+        const F16 unit = set1_at(buffers.units[kFirst + r] + unit_at(pair));
         for (int c = 0; c < kVectors; c++) sum[r][c] = fma(whole_to_float(dots[r][c]), unit, sum[r][c]);
       }
     }
@@ -172,7 +216,7 @@ struct ByteValues {
       const F16 middles = set1(sum_lanes(load(buffers.middle_sums[kFirst + r])));
       for (int c = 0; c < kVectors; c++) sum[r][c] = add(sum[r][c], middles);
     }
-    store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares, kFirst);
+    store_values<kRows, kVectors>(sum, out + column * 16, tiles.head_dim, shares, kFirst);
   }
 
   // bytes 0 of 32 words
@@ -220,6 +264,7 @@ struct K8V4Tiles : ByteScores<kMaxDim, 1, true>, ByteValues<Values4> {};
 template <int kMaxDim>
 struct Int4Tiles : ByteValues<Values4> {
   using Scores = Bf16DotTiles<kMaxDim>;
+  static constexpr bool kNotesScores = false;
   static constexpr int kQueryWords = Scores::kQueryWords, kItemBytes = Scores::kItemBytes;
   static constexpr int vectors_for(int rows) { return Scores::vectors_for(rows); }
 

@@ -79,9 +79,10 @@ struct ByteScores {
       q[kQueryBegin + i] = static_cast<uint32_t>(-128 * _mm512_reduce_add_epi32(sum[i]));
   }
 
-  template <int kRows, int kTiles, bool kPrefetch>
+  // note(row, column, first, second): of the scores of two tiles, where it notes them.
+  template <int kRows, int kTiles, bool kPrefetch, class Note = NothingNoted>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,
-                            const float* scales, float (*out)[kSpanKeys], int column) {
+                            const float* scales, float (*out)[kSpanKeys], int column, Note note = {}) {
     __m512i sum[kRows][kTiles][kQueryBytes];
     for (int r = 0; r < kRows; r++)
       for (int t = 0; t < kTiles; t++)
@@ -108,14 +109,18 @@ struct ByteScores {
         }
       }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) {
       float factor;
       std::memcpy(&factor, q + r * kQueryWords + kQueryFactor, sizeof factor);
+      F16 score[kTiles];
       for (int t = 0; t < kTiles; t++) {
         __m512i whole = sum[r][t][0];
         if (kQueryBytes == 2) whole = _mm512_add_epi32(_mm512_maskz_slli_epi32(0xffff, whole, 8), sum[r][t][kQueryBytes - 1]);
-        store(&out[r][column + t * 16], mul(whole_to_float(whole), mul(load(scales + column + t * 16), set1(factor))));
+        score[t] = mul(whole_to_float(whole), mul(load(scales + column + t * 16), set1(factor)));
+        store(&out[r][column + t * 16], score[t]);
       }
+      if constexpr (Note::kNotes) note(r, column, score[0], score[1]);
     }
   }
 };

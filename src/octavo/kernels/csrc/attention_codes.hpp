@@ -22,7 +22,7 @@ struct CodeDotTiles {
   // V is read in steps of two lines, which the processor does not take for a stream that goes on beyond the tile's end.
   static constexpr int vectors_for(int) { return 2; }
   static constexpr int value_vectors_for(int) { return 2; }
-  static constexpr bool kCutsV = true, kHasUnits = false;
+  static constexpr bool kCutsV = true, kHasUnits = false, kNotesScores = false;
 
   template <int kRows, int kTiles, bool kPrefetch>
   OCTAVO_INLINE void scores(const uint8_t* const* k, const uint8_t* const* next, const uint32_t* q, int head_dim,

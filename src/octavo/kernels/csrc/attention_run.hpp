@@ -152,18 +152,19 @@ void pack_queries(const AttentionArgs& args, const Piece& piece, const ThreadSpa
   for (int i = 0; i < num_blocks; i++) {
     const RowBlock& block = space.blocks[i];
     if (i + 1 < num_blocks) ask_for_rows<false>(space.blocks[i + 1], args.q, head_dim);
-    for (int row = 0; row < block.num_rows; row++) {
-      const float* q = args.q + static_cast<size_t>(block.out_row[row]) * head_dim;
-      alignas(64) float scaled[kMaxHeadDim];
-      if (k_scales) {
-        for (int d = 0; d < head_dim; d += 16) store(scaled + d, mul(load(q + d), load(k_scales + d)));
-        q = scaled;
-      }
-      if (args.kv.turns_k) {
-        turn(q, head_dim, scaled);
-        q = scaled;
-      }
-      Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
+    alignas(64) float changed[kMaxRows * kMaxHeadDim];
+    for (int first = 0, end; first < block.num_rows; first = end) {
+      end = first + 1;  // rows that lie one behind the other go together
+      while (end < block.num_rows && block.out_row[end] == block.out_row[end - 1] + 1) end++;
+      const float* q = args.q + static_cast<size_t>(block.out_row[first]) * head_dim;
+      float* to = changed + first * head_dim;
+      for (int row = 0; k_scales && row < end - first; row++)
+        for (int d = 0; d < head_dim; d += 16) store(to + row * head_dim + d, mul(load(q + row * head_dim + d), load(k_scales + d)));
+      if (k_scales) q = to;
+      if (args.kv.turns_k) turn(q, head_dim, end - first, to);
+      if (args.kv.turns_k) q = to;
+      for (int row = first; row < end; row++, q += head_dim)
+        Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
     }
   }
 }

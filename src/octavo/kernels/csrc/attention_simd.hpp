@@ -76,15 +76,22 @@ OCTAVO_INLINE F16 weight_exp2(F16 x) {
 }
 
 #if defined(__AVX512F__)
+// *p in all lanes. As an integer: AMD's processors broadcast those while they load them, floats in units that products need.
+OCTAVO_INLINE F16 set1_at(const float* p) {
+  int32_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return {_mm512_castsi512_ps(_mm512_set1_epi32(bits))};
+}
+
 // 2^x for x below 127, NaN for NaN, for weights that are then rounded to bf16 or 8 bits: degree 3, relative error 7.5e-5; below 2^-126
 // denormals, which that rounding makes 0, and 0 from -200 on; 2^0 is exactly 1. No comparison makes a mask: on AMD's
 // processors the units that multiply bf16 pairs do those, as they do the three multiply-adds; the rest runs beside them.
 constexpr float kExp2Terms[5] = {-200.f, 0.0551716649f, 0.242611122f, 0.693260986f, 1.f};
 OCTAVO_INLINE F16 rounded_exp2(F16 x, const float* terms = kExp2Terms) {
-  x = max(set1(terms[0]), x);  // in this order, as in weight_exp2
+  x = max(set1_at(terms), x);  // in this order, as in weight_exp2
   const F16 n = round_nearest(x), f = sub(x, n);
-  const F16 y = fma(set1(terms[1]), f, set1(terms[2]));
-  return scale_by_power(fma(fma(y, f, set1(terms[3])), f, set1(terms[4])), n);
+  const F16 y = fma(set1_at(terms + 1), f, set1_at(terms + 2));
+  return scale_by_power(fma(fma(y, f, set1_at(terms + 3)), f, set1_at(terms + 4)), n);
 }
 #endif
 

@@ -15,8 +15,6 @@
 namespace octavo {
 namespace OCTAVO_ISA {
 
-constexpr float kLowestScore = -3.402823466e38f;
-
 // What holds for all rows of a call.
 struct SpanRule {
   int k_dim, v_dim;  // multiples of 16
@@ -46,6 +44,8 @@ struct SpanKeys {
   int first_tile, num_tiles;  // tiles [first_tile, num_tiles) are computed
   int low_end;                // before this tile, some row does not see all keys below its end
   int32_t begin[kMaxRows], end[kMaxRows];
+
+  bool is_full() const { return low_end <= 0 && end[0] == kSpanKeys; }  // all rows see all keys
 };
 
 // Where a span's result goes: it is stored there, or merged into the result of the spans before.
@@ -97,38 +97,51 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
   const float *k_scales = kScaled ? tiles.k_scales : nullptr, *v_scales = kScaled ? tiles.v_scales : nullptr;
   const uint8_t *const *k = tiles.k, *const *v = tiles.v, *const *next = tiles.next;
   const int first = keys.first_tile, num_tiles = keys.num_tiles;
-  int tile = first;
-  for (; tile + kWide <= num_tiles; tile += kWide)
-    Tiles::template scores<kRows, kWide, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, k_scales, buffers.scores, tile * 16);
-  for (; tile < num_tiles; tile++)
-    Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, k_scales, buffers.scores, tile * 16);
-
   alignas(64) float m[kLanes] = {}, l[kLanes] = {};
   float wrong = 0.f;
   if constexpr (Tiles::kHasUnits) {
     wrong = Tiles::log_scales(first, num_tiles, v_scales, buffers.logs);
     buffers.middles = tiles.v_middles;
   }
-  for (int row = 0; row < kRows; row++) {
-    if (rule.cap > 0.f) cap_scores(keys, rule.cap, buffers.scores[row]);
-    m[row] = mask_scores<Tiles::kWeighTiles>(keys, row, buffers.scores[row]);
+  bool is_noted = false;
+  if constexpr (Tiles::kNotesScores && kWide == 2) {
+    is_noted = keys.is_full() && !(rule.cap > 0.f);
+    for (int tile = 0; is_noted && tile < kSpanTiles; tile += 2)
+      Tiles::template scores<kRows, 2, kPrefetch>(k + tile, next + tile, q, rule.k_dim, k_scales, buffers.scores, tile * 16,
+                                                  typename Tiles::NotedBounds{buffers});
+    for (int row = 0; is_noted && row < kRows; row++) m[row] = max_lanes(load(buffers.largest(row)));
+  }
+  if (!is_noted) {
+    int tile = first;
+    for (; tile + kWide <= num_tiles; tile += kWide)
+      Tiles::template scores<kRows, kWide, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, k_scales, buffers.scores, tile * 16);
+    for (; tile < num_tiles; tile++)
+      Tiles::template scores<kRows, 1, kPrefetch>(k + tile, next + tile - first, q, rule.k_dim, k_scales, buffers.scores, tile * 16);
+    for (int row = 0; row < kRows; row++) {
+      if (rule.cap > 0.f) cap_scores(keys, rule.cap, buffers.scores[row]);
+      m[row] = mask_scores<Tiles::kWeighTiles>(keys, row, buffers.scores[row]);
+    }
   }
   if constexpr (Tiles::kHasUnits)
-    for (int row = 0; row < kRows; row++) Tiles::set_units(buffers, row, first, num_tiles, m[row], wrong);
+    for (int row = 0; row < kRows; row++) Tiles::set_units(buffers, row, first, num_tiles, m[row], wrong, is_noted);
   Shares shares;
   store(result.m, result.merge ? share_rows(load(result.m), load(m), shares) : load(m));
 
   next += num_tiles - first;
   const Shares* merge = result.merge ? &shares : nullptr;
-  const int num_vectors = rule.v_dim / 16;
-  int column = num_vectors < kWideV ? 1 : kWideV;
+  if constexpr (Tiles::kHasUnits) {
+    Tiles::template all_values<kRows, kPrefetch>({v, next, first, num_tiles, v_scales, rule.v_dim}, buffers, result.o, merge);
+  } else {
+    const int num_vectors = rule.v_dim / 16;
+    int column = num_vectors < kWideV ? 1 : kWideV;
 #define OCTAVO_VALUES(width, weigh, at) \
-  Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, v_scales, rule.v_dim, at, result.o, merge)
-  if (column == kWideV) OCTAVO_VALUES(kWideV, true, 0);
-  else OCTAVO_VALUES(1, true, 0);
-  for (; column + kWideV <= num_vectors; column += kWideV) OCTAVO_VALUES(kWideV, false, column);
-  for (; column < num_vectors; column++) OCTAVO_VALUES(1, false, column);
+    Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, v_scales, rule.v_dim, at, result.o, merge)
+    if (column == kWideV) OCTAVO_VALUES(kWideV, true, 0);
+    else OCTAVO_VALUES(1, true, 0);
+    for (; column + kWideV <= num_vectors; column += kWideV) OCTAVO_VALUES(kWideV, false, column);
+    for (; column < num_vectors; column++) OCTAVO_VALUES(1, false, column);
 #undef OCTAVO_VALUES
+  }
   for (int row = 0; row < kRows; row++) l[row] = sum_lanes(load(buffers.sums[row]));
   store(result.l, merge ? merged(load(result.l), load(shares.old), load(l), load(shares.span)) : load(l));
 }
@@ -292,11 +305,11 @@ static void finish_rows(const RowBlock& block, int v_dim, const float* sinks, in
     sum = fma(sum, share, load(shares.span));
   }
   store(factors, div(share, sum));
+  if (is_turned) turn(block.o, v_dim, block.num_rows, block.o);
   for (int row = 0; row < block.num_rows; row++) {
     const F16 factor = set1(factors[row]);
     float* to = out + static_cast<size_t>(block.out_row[row]) * v_dim;
-    float* from = block.o + row * v_dim;
-    if (is_turned) turn(from, v_dim, from);
+    const float* from = block.o + row * v_dim;
     for (int d = 0; d < v_dim; d += 16) {
       F16 value = mul(load(from + d), factor);
       if (v_factors) value = mul(value, load(v_factors + d));

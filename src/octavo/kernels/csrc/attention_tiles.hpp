@@ -11,6 +11,8 @@ namespace OCTAVO_ISA {
 constexpr int kMaxHeadDim = 256, kMaxLatentDim = 640;
 constexpr int kSpanTiles = 16, kSpanKeys = kSpanTiles * kTileTokens;
 
+constexpr float kLowestScore = -3.402823466e38f;
+
 struct SpanBuffers {
   alignas(64) float scores[kMaxRows][kSpanKeys];               // become the weights where those are f32
   alignas(64) uint32_t weight_pairs[kMaxRows][kSpanKeys / 2];  // weights as bf16, two keys to a word, or as bytes, four keys
@@ -18,6 +20,16 @@ struct SpanBuffers {
   // Where weights become whole numbers (attention_byte_values.hpp), for two tiles each: their unit, and the score of one unit.
   alignas(64) float units[kMaxRows][16], begins[kMaxRows][16], logs[kSpanKeys], middle_sums[kMaxRows][16];
   const float* middles;  // [kSpanKeys]
+
+  // Until weights are found, their places hold what is known of scores: of each two tiles the bounds of weights times scales, as powers
+  // of two, and of all tiles the largest scores; lane by lane.
+  float* bounds(int row, int tile) { return reinterpret_cast<float*>(weight_pairs[row]) + tile / 2 * 16; }
+  float* largest(int row) { return sums[row]; }
+};
+
+// What becomes of scores beyond being stored: nothing.
+struct NothingNoted {
+  static constexpr bool kNotes = false;
 };
 
 // The tiles of a span, and what of the next one to ask the memory for meanwhile: half tiles in the order of addresses.

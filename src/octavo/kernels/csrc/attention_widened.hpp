@@ -31,7 +31,7 @@ struct WidenedTiles {
   static constexpr int kRowLimit = kMaxRows;
   static constexpr int vectors_for(int rows) { return vectors_that_fit(rows); }
   static constexpr int value_vectors_for(int rows) { return vectors_for(rows); }
-  static constexpr bool kCutsV = true, kHasUnits = false;
+  static constexpr bool kCutsV = true, kHasUnits = false, kNotesScores = false;
   static constexpr int kItemBytes = 4 / kPerWord, kValueItemBytes = kItemBytes;  // of a number in a K or V tile
 
   static void pack_query(const float* x, F16 scale, int head_dim, uint32_t* q) {

@@ -54,18 +54,20 @@ OCTAVO_INLINE void turn_block(const float* x, F16 factor, float* out) {
 }
 
 template <int kVectors>
-static void turn_blocks(const float* x, int dim, float* out) {
+static void turn_blocks(const float* x, int size, float* out) {
   const F16 factor = set1(static_cast<float>(1.0 / __builtin_sqrt(16.0 * kVectors)));
-  for (int d = 0; d < dim; d += kVectors * kLanes) turn_block<kVectors>(x + d, factor, out + d);
+  for (int d = 0; d < size; d += kVectors * kLanes) turn_block<kVectors>(x + d, factor, out + d);
 }
 
-static inline void turn(const float* x, int dim, float* out) {
-  switch (dim & -dim) {
-    case 16: return turn_blocks<1>(x, dim, out);
-    case 32: return turn_blocks<2>(x, dim, out);
-    case 64: return turn_blocks<4>(x, dim, out);
-    case 128: return turn_blocks<8>(x, dim, out);
-    default: return turn_blocks<16>(x, dim, out);  // 256: kMaxHeadDim
+// `count` heads of head_dim numbers, one behind the other: together, since one alone mostly waits for its own sums.
+static inline void turn(const float* x, int head_dim, int count, float* out) {
+  const int size = head_dim * count;
+  switch (head_dim & -head_dim) {
+    case 16: return turn_blocks<1>(x, size, out);
+    case 32: return turn_blocks<2>(x, size, out);
+    case 64: return turn_blocks<4>(x, size, out);
+    case 128: return turn_blocks<8>(x, size, out);
+    default: return turn_blocks<16>(x, size, out);  // 256: kMaxHeadDim
   }
 }
 

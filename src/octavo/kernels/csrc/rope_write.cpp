@@ -86,13 +86,13 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
       divide(v, kv.v_scales + head * head_dim, head_dim, normal);
       value = normal;
     }
-    if (kv.turns_k) turn(rotated, head_dim, rotated);
+    if (kv.turns_k) turn(rotated, head_dim, 1, rotated);
     if (kv.k_feedback) {
       const float* feedback = kv.k_feedback + static_cast<size_t>(head) * head_dim * head_dim;
       (kv.format == KVFormat::fp8_e4m3 ? compensate<3> : compensate<2>)(feedback, head_dim, rotated);
     }
     if (kv.turns_v) {
-      turn(value, head_dim, normal);
+      turn(value, head_dim, 1, normal);
       value = normal;
     }
     uint8_t* tile = tile_at(kv, layout, args.batch, sequence, position, head);
