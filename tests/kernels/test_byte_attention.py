@@ -167,7 +167,7 @@ def test_values_of_any_size(instruction_set: str, kv_format: str, size: float) -
 @pytest.mark.parametrize("kv_format", ["int8", "k8v4"])
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_the_last_row_of_a_span_alone_and_among_others(instruction_set: str, kv_format: str, size: float) -> None:
-    """Alone, it sees all keys of its span, whose bounds are noted with their scores; beside rows that see fewer, not."""
+    """Alone, it sees all keys of its span, whose bounds are noted with scores; beside rows that see fewer, not."""
     geometry = Geometry(9, 3, 64, kv_format)
     pool = Pool(geometry, 80)
     q, k, v = random_sequence(geometry, 256, seed=6)
