@@ -47,9 +47,9 @@ def test_frequencies_are_those_of_transformers(scaling: dict[str, Any] | None, t
 
 def test_growing_keeps_every_bit() -> None:
     frequencies = inverse_frequencies(config_from_json(tiny_config("llama3")).rope, 16)
-    whole = RopeTables(frequencies, 10_000).upto(10_000)
-    growing = RopeTables(frequencies, 10_000)
-    for positions in (1, 5, 1024, 1025, 3000, 9999, 10_000, 2):
+    whole = RopeTables(frequencies, 40_000).upto(40_000)
+    growing = RopeTables(frequencies, 40_000)
+    for positions in (1, 4096, 4097, 9000, 20_001, 39_999, 40_000, 2):
         table = growing.upto(positions)
         assert len(table.cos) >= positions
         assert np.array_equal(table.cos, whole.cos[: len(table.cos)])

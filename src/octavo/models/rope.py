@@ -16,6 +16,7 @@ from octavo.models.config import RopeConfig
 from octavo.models.yarn import yarn_frequencies
 
 _CHUNK_POSITIONS = 1024  # rows are made in chunks of this shape only
+_READY_POSITIONS = 4096  # made at once, so that a first prompt does not wait for them
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int, divisors: F32 | None = None) -> F32:
@@ -56,7 +57,7 @@ def rope_tables(rope: RopeConfig, rotary_dim: int, max_positions: int, divisors:
 
 
 class RopeTables:
-    """Makes the table for as many positions as were ever asked for. Owned by one model."""
+    """Makes the table for the first positions, and for as many as are ever asked for. Owned by one model."""
 
     def __init__(self, frequencies: F32, max_positions: int, magnitude: float = 1.0) -> None:
         """magnitude: what cos and sin are multiplied by. No frequencies: a table that rotates nothing."""
@@ -65,6 +66,7 @@ class RopeTables:
         self._magnitude = magnitude
         empty = np.empty((0, len(frequencies)), np.float32)
         self._table = RopeTable(empty, empty)
+        self.upto(min(_READY_POSITIONS, max_positions))
 
     @property
     def num_bytes(self) -> int:
