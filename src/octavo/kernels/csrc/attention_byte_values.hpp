@@ -39,14 +39,6 @@ struct Values4 {
   }
 };
 
-// The tiles of a span, as their values are added up: those from `first` to `end`.
-struct ValueTiles {
-  const uint8_t *const *v, *const *next;
-  int first, end;
-  const float* scales;  // [kSpanKeys]
-  int head_dim;
-};
-
 template <class Codes>
 struct ByteValues {
   static constexpr int kRowLimit = kMaxRows, kWeighTiles = 2, kValueItemBytes = 0;  // no V tile is prepared
@@ -131,53 +123,38 @@ struct ByteValues {
     _mm256_store_si256(reinterpret_cast<__m256i*>(buffers.weight_pairs[row] + tile * 4), _mm512_castsi512_si256(bytes));
   }
 
-  // As in attention_widened.hpp, of all columns; half of many rows after the other, as registers allow. Rows are weighed one by
-  // one while values are added up, in units that products leave idle: two tiles ahead of their own values, or, where there are
-  // columns enough, the second half of rows while values of the first are.
-  template <int kRows, bool kPrefetch>
-  OCTAVO_INLINE void all_values(const ValueTiles& tiles, SpanBuffers& buffers, float* out, const Shares* shares) {
-    constexpr int kHalf = 4 * kRows <= kAccumulators ? kRows : (kRows + 1) / 2;
-    const int columns = tiles.head_dim / 16;
-    const bool is_wide = columns >= 2, weighs_second = kHalf < kRows && columns >= 4;
-    if (is_wide) values_of<0, kHalf, 2, kPrefetch, 0, kHalf>(tiles, buffers, 0, out, shares);
-    else values_of<0, kHalf, 1, kPrefetch, 0, kHalf>(tiles, buffers, 0, out, shares);
-    if (kHalf < kRows && weighs_second) values_of<0, kHalf, 2, kPrefetch, kHalf, kRows>(tiles, buffers, 2, out, shares);
-    more_values<0, kHalf, kPrefetch>(tiles, buffers, weighs_second ? 4 : is_wide ? 2 : 1, out, shares);
-    if constexpr (kHalf < kRows) {
-      if (weighs_second) values_of<kHalf, kRows, 2, false, 0, 0>(tiles, buffers, 0, out, shares);
-      else if (is_wide) values_of<kHalf, kRows, 2, false, kHalf, kRows>(tiles, buffers, 0, out, shares);
-      else values_of<kHalf, kRows, 1, false, kHalf, kRows>(tiles, buffers, 0, out, shares);
-      more_values<kHalf, kRows, false>(tiles, buffers, is_wide ? 2 : 1, out, shares);
-    }
+  // As in attention_widened.hpp, 32 keys at a time; half of many rows after the other, as registers allow.
+  template <int kRows, int kVectors, bool kPrefetch, bool kWeigh>
+  OCTAVO_INLINE void values(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
+                            SpanBuffers& buffers, const float*, const float* scales, int head_dim, int column,
+                            float* out, const Shares* shares) {
+    constexpr int kFirst = 4 * kRows <= kAccumulators ? kRows : (kRows + 1) / 2;
+    values_of<0, kFirst, kVectors, kPrefetch, kWeigh>(v, next, first_tile, num_tiles, buffers, scales, head_dim, column, out, shares);
+    if constexpr (kFirst < kRows)
+      values_of<kFirst, kRows, kVectors, false, kWeigh>(v, next, first_tile, num_tiles, buffers, scales, head_dim, column, out, shares);
   }
 
  private:
-  template <int kFirst, int kEnd, bool kPrefetch>
-  OCTAVO_INLINE void more_values(const ValueTiles& tiles, SpanBuffers& buffers, int column, float* out, const Shares* shares) {
-    const int columns = tiles.head_dim / 16;
-    for (; column + 2 <= columns; column += 2) values_of<kFirst, kEnd, 2, kPrefetch, 0, 0>(tiles, buffers, column, out, shares);
-    for (; column < columns; column++) values_of<kFirst, kEnd, 1, kPrefetch, 0, 0>(tiles, buffers, column, out, shares);
-  }
-
   template <int kFirst, int kEnd>
-  OCTAVO_INLINE void weigh(const ValueTiles& tiles, SpanBuffers& buffers, int tile, bool is_first) {
-    for (int r = kFirst; r < kEnd; r++) weigh_row(buffers, r, tile, is_first, tiles.scales);
+  OCTAVO_INLINE void weigh(SpanBuffers& buffers, int tile, bool is_first, const float* scales) {
+    for (int r = kFirst; r < kEnd; r++) weigh_row(buffers, r, tile, is_first, scales);
   }
 
-  // Values of rows from kFirst to kEnd; rows from kWeighFirst to kWeighEnd are weighed meanwhile: these ones, or others.
-  template <int kFirst, int kEnd, int kVectors, bool kPrefetch, int kWeighFirst, int kWeighEnd>
-  OCTAVO_INLINE void values_of(const ValueTiles& tiles, SpanBuffers& buffers, int column, float* out, const Shares* shares) {
-    constexpr int kRows = kEnd - kFirst, kWeighs = kWeighEnd - kWeighFirst;
-    constexpr bool kOwn = kWeighs > 0 && kWeighFirst == kFirst;
-    static_assert(kWeighs <= kTileTokens / 2, "each row has a place in two tiles");
-    const int first_tile = tiles.first, num_tiles = tiles.end, first_pair = first_tile / 2 * 2;
+  // Of rows from kFirst to kEnd. They are weighed one by one while values of the two tiles before are added up: in units
+  // that products leave idle.
+  template <int kFirst, int kEnd, int kVectors, bool kPrefetch, bool kWeigh>
+  OCTAVO_INLINE void values_of(const uint8_t* const* v, const uint8_t* const* next, int first_tile, int num_tiles,
+                               SpanBuffers& buffers, const float* scales, int head_dim, int column, float* out, const Shares* shares) {
+    constexpr int kRows = kEnd - kFirst;
+    static_assert(kRows <= kTileTokens / 2, "each row has a place in two tiles");
     F16 sum[kRows][kVectors];
     for (int r = 0; r < kRows; r++)
       for (int c = 0; c < kVectors; c++) sum[r][c] = zero();
-    if (kOwn) {
-      weigh<kWeighFirst, kWeighEnd>(tiles, buffers, first_pair, true);
+    const int first_pair = first_tile / 2 * 2;
+    if (kWeigh) {
+      weigh<kFirst, kEnd>(buffers, first_pair, true, scales);
       if (first_tile > first_pair && first_pair + 2 < num_tiles)  // an odd first tile has no time for all rows
-        weigh<kWeighFirst, kWeighEnd>(tiles, buffers, first_pair + 2, false);
+        weigh<kFirst, kEnd>(buffers, first_pair + 2, false, scales);
     }
     for (int pair = first_pair; pair < num_tiles; pair += 2) {
       __m512i dots[kRows][kVectors];
@@ -185,22 +162,20 @@ struct ByteValues {
         for (int c = 0; c < kVectors; c++) dots[r][c] = _mm512_setzero_si512();
       const auto add_quad = [&](int tile, int quad) __attribute__((always_inline)) {
         __m512i x[kVectors];
-        Codes::template load_codes<kVectors, kPrefetch>(tiles.v[tile], tiles.v[tile + 1], tiles.next[tile - first_tile],
-                                                        Codes::line_of(tiles.head_dim, quad, column), x);
+        Codes::template load_codes<kVectors, kPrefetch>(v[tile], v[tile + 1], next[tile - first_tile],
+                                                        Codes::line_of(head_dim, quad, column), x);
         for (int r = 0; r < kRows; r++) {
           const __m512i weight = set1_word(buffers.weight_pairs[kFirst + r][tile * 4 + quad]);
           for (int c = 0; c < kVectors; c++) add_fours(dots[r][c], weight, x[c]);
         }
       };
-      const bool is_whole = pair >= first_tile && pair + 2 <= num_tiles;
-      if (kWeighs && is_whole && (!kOwn || pair + 2 < num_tiles)) {
+      if (kWeigh && pair >= first_tile && pair + 2 < num_tiles) {
 #pragma GCC unroll 8
         for (int step = 0; step < 8; step++) {
           add_quad(pair + step / 4, step % 4);
-          if (step < kWeighs) weigh_row(buffers, kWeighFirst + step, kOwn ? pair + 2 : pair, !kOwn && pair == first_pair, tiles.scales);
+          if (step < kRows) weigh_row(buffers, kFirst + step, pair + 2, false, scales);
         }
       } else {
-        if (kWeighs && !kOwn) weigh<kWeighFirst, kWeighEnd>(tiles, buffers, pair, pair == first_pair);
         const int end = pair + 2 < num_tiles ? pair + 2 : num_tiles;
         for (int tile = pair < first_tile ? first_tile : pair; tile < end; tile++) {
 #pragma GCC unroll 4
@@ -216,7 +191,7 @@ struct ByteValues {
       const F16 middles = set1(sum_lanes(load(buffers.middle_sums[kFirst + r])));
       for (int c = 0; c < kVectors; c++) sum[r][c] = add(sum[r][c], middles);
     }
-    store_values<kRows, kVectors>(sum, out + column * 16, tiles.head_dim, shares, kFirst);
+    store_values<kRows, kVectors>(sum, out + column * 16, head_dim, shares, kFirst);
   }
 
   // bytes 0 of 32 words

@@ -157,12 +157,14 @@ void pack_queries(const AttentionArgs& args, const Piece& piece, const ThreadSpa
       end = first + 1;  // rows that lie one behind the other go together
       while (end < block.num_rows && block.out_row[end] == block.out_row[end - 1] + 1) end++;
       const float* q = args.q + static_cast<size_t>(block.out_row[first]) * head_dim;
-      float* to = changed + first * head_dim;
-      for (int row = 0; k_scales && row < end - first; row++)
-        for (int d = 0; d < head_dim; d += 16) store(to + row * head_dim + d, mul(load(q + row * head_dim + d), load(k_scales + d)));
-      if (k_scales) q = to;
-      if (args.kv.turns_k) turn(q, head_dim, end - first, to);
-      if (args.kv.turns_k) q = to;
+      if (k_scales) {
+        for (int i = 0; i < (end - first) * head_dim; i += 16) store(changed + i, mul(load(q + i), load(k_scales + i % head_dim)));
+        q = changed;
+      }
+      if (args.kv.turns_k) {
+        turn(q, head_dim, end - first, changed);
+        q = changed;
+      }
       for (int row = first; row < end; row++, q += head_dim)
         Tiles::pack_query(q, scale, head_dim, block.q + row * Tiles::kQueryWords);
     }

@@ -106,10 +106,12 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
   bool is_noted = false;
   if constexpr (Tiles::kNotesScores && kWide == 2) {
     is_noted = keys.is_full() && !(rule.cap > 0.f);
-    for (int tile = 0; is_noted && tile < kSpanTiles; tile += 2)
-      Tiles::template scores<kRows, 2, kPrefetch>(k + tile, next + tile, q, rule.k_dim, k_scales, buffers.scores, tile * 16,
-                                                  typename Tiles::NotedBounds{buffers});
-    for (int row = 0; is_noted && row < kRows; row++) m[row] = max_lanes(load(buffers.largest(row)));
+    if (is_noted) {
+      for (int tile = 0; tile < kSpanTiles; tile += 2)
+        Tiles::template scores<kRows, 2, kPrefetch>(k + tile, next + tile, q, rule.k_dim, k_scales, buffers.scores, tile * 16,
+                                                    typename Tiles::NotedBounds{buffers});
+      for (int row = 0; row < kRows; row++) m[row] = max_lanes(load(buffers.largest(row)));
+    }
   }
   if (!is_noted) {
     int tile = first;
@@ -129,19 +131,15 @@ static __attribute__((noinline)) void span_of_rows(const SpanTiles& tiles, const
 
   next += num_tiles - first;
   const Shares* merge = result.merge ? &shares : nullptr;
-  if constexpr (Tiles::kHasUnits) {
-    Tiles::template all_values<kRows, kPrefetch>({v, next, first, num_tiles, v_scales, rule.v_dim}, buffers, result.o, merge);
-  } else {
-    const int num_vectors = rule.v_dim / 16;
-    int column = num_vectors < kWideV ? 1 : kWideV;
+  const int num_vectors = rule.v_dim / 16;
+  int column = num_vectors < kWideV ? 1 : kWideV;
 #define OCTAVO_VALUES(width, weigh, at) \
-    Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, v_scales, rule.v_dim, at, result.o, merge)
-    if (column == kWideV) OCTAVO_VALUES(kWideV, true, 0);
-    else OCTAVO_VALUES(1, true, 0);
-    for (; column + kWideV <= num_vectors; column += kWideV) OCTAVO_VALUES(kWideV, false, column);
-    for (; column < num_vectors; column++) OCTAVO_VALUES(1, false, column);
+  Tiles::template values<kRows, width, kPrefetch, weigh>(v, next, first, num_tiles, buffers, m, v_scales, rule.v_dim, at, result.o, merge)
+  if (column == kWideV) OCTAVO_VALUES(kWideV, true, 0);
+  else OCTAVO_VALUES(1, true, 0);
+  for (; column + kWideV <= num_vectors; column += kWideV) OCTAVO_VALUES(kWideV, false, column);
+  for (; column < num_vectors; column++) OCTAVO_VALUES(1, false, column);
 #undef OCTAVO_VALUES
-  }
   for (int row = 0; row < kRows; row++) l[row] = sum_lanes(load(buffers.sums[row]));
   store(result.l, merge ? merged(load(result.l), load(shares.old), load(l), load(shares.span)) : load(l));
 }
