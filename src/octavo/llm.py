@@ -121,6 +121,7 @@ def load(
     context = options.max_model_len or setting.longest_context(longest)
     scheduler_config = options.config(context, in_blocks=family_of(source.config).in_blocks)
     decider = Scheduler(scheduler_config, BlockManager(plan.spec, plan.num_blocks), vocab_size=source.config.vocab_size)
+    prepare, num_rows = family_of(source.config).prepare, min(scheduler_config.most_step_tokens, context)
     return LoadedModel(
         core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
@@ -139,7 +140,7 @@ def load(
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
-        idle_work=storage.prepare,
+        idle_work=lambda: prepare(causal_lm, num_rows) or storage.prepare(),
     )
 
 

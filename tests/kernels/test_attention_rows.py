@@ -17,6 +17,7 @@ from tests.kernels.paged_case import (
     assert_same_bits,
     attend,
     attend_in_chunks,
+    batch_of,
     cases,
     decode,
     few_cases,
@@ -159,3 +160,16 @@ def test_the_sign_of_a_zero_does_not_depend_on_later_tokens(instruction_set: str
     expected = decode(ops, pool, sequence)
     assert (expected == 0).all()
     assert_same_bits(attend_in_chunks(ops, pool, sequence, 40), expected)
+
+
+@cases
+@pytest.mark.parametrize("rows", [(0, NUM_TOKENS), (590, 591), (300, 600)])
+def test_results_may_lie_over_the_queries(instruction_set: str, kv_format: str, rows: tuple[int, int]) -> None:
+    """As layers of a decoder have it. Rows of a long text are shared out among threads by spans too."""
+    geometry = Geometry(6, 2, 64, kv_format)
+    pool = Pool(geometry, 40)
+    sequence = pool.add(*random_sequence(geometry, NUM_TOKENS, seed=3))
+    pieces, ops = [Piece(sequence, *rows)], NativeOps(4, instruction_set)
+    heads = sequence.q[rows[0] : rows[1]].copy()
+    ops.paged_attention(heads, batch_of(pieces), pool.kv, 0.125, heads)
+    assert_same_bits(heads, attend(ops, pool, pieces, 0.125))

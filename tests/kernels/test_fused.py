@@ -161,10 +161,8 @@ class LayersRun:
 
 
 def rows_of(rows: int, table: RopeTable) -> DecoderRows:
-    q, attended = np.empty((2, rows, 4, 32), np.float32)
-    return DecoderRows(
-        normal(rows, WIDTH, seed=6), batch_of(rows), (table, RopeTable(table.sin, table.cos)), q, attended
-    )
+    heads = np.empty((rows, 4, 32), np.float32)
+    return DecoderRows(normal(rows, WIDTH, seed=6), batch_of(rows), (table, RopeTable(table.sin, table.cos)), heads)
 
 
 def run(

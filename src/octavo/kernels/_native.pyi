@@ -95,8 +95,7 @@ class Kernels:
         hidden: F32,
         tables: list[BatchView],
         ropes: list[F32],
-        q: F32,
-        attended: F32,
+        heads: F32,
     ) -> None: ...
     def paged_attention(
         self,

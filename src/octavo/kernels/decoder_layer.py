@@ -18,16 +18,16 @@ def run_layers(
     """As `Ops.decoder_layers`, and fit to be that method of a class."""
     assert count <= len(layers) == len(kv_layers)
     for layer, kv in zip(layers[:count], kv_layers[:count], strict=True):
-        ops.attention_input(rows.hidden, layer.attention, rows.batch, rows.ropes[layer.rope], kv, rows.q)
+        ops.attention_input(rows.hidden, layer.attention, rows.batch, rows.ropes[layer.rope], kv, rows.heads)
         finish_layer(ops, layer, kv, rows)
 
 
 def finish_layer(ops: Ops, layer: DecoderLayer, kv: KVLayer, rows: DecoderRows) -> None:
     """What comes behind `attention_input`: attention and MLP are added to the hidden state."""
-    hidden, eps, attended = rows.hidden, layer.attention.eps, rows.attended
+    hidden, eps, heads = rows.hidden, layer.attention.eps, rows.heads
     window, softcap = layer.window, layer.softcap
-    ops.paged_attention(rows.q, rows.batch, kv, layer.scale, attended, window=window, softcap=softcap)
-    flat = attended.reshape(len(hidden), -1)
+    ops.paged_attention(heads, rows.batch, kv, layer.scale, heads, window=window, softcap=softcap)
+    flat = heads.reshape(len(hidden), -1)
     if layer.post_attention_norm is None:
         ops.linear(flat, layer.output, hidden, accumulate=True)
     else:

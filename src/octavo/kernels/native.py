@@ -177,7 +177,7 @@ class NativeOps:
             stack = self._stack = _make_stack(layers, kv_layers, self._view)
         views = [self._batch_view(batch, kv) for kv in stack.one_of_each_table]
         ropes = [part for rope in rows.ropes for part in (rope.cos, rope.sin)]
-        self._kernels.decoder_layers(stack.native, count, rows.hidden, views, ropes, rows.q, rows.attended)
+        self._kernels.decoder_layers(stack.native, count, rows.hidden, views, ropes, rows.heads)
 
     def latent_write(self, latent: F32, batch: AttentionBatch, kv: KVLayer) -> None:
         self._kernels.latent_write(latent, self._batch_view(batch, kv), self._view(kv))

@@ -165,8 +165,7 @@ class DecoderRows:
     hidden: F32  # [num_tokens, hidden_size], changed by each layer
     batch: AttentionBatch
     ropes: Sequence[RopeTable]
-    q: F32  # [num_tokens, num_heads, head_dim], as attended: written by a layer before it is read
-    attended: F32
+    heads: F32  # [num_tokens, num_heads, head_dim]: a layer writes its queries there, and over them what they attend to
 
 
 class Ops(Protocol):
@@ -303,7 +302,7 @@ class Ops(Protocol):
 
         Those are max(0, position - window + 1) to its own, inclusive. K and V of each must be written already. What
         lies in other slots (NaN, infinities, another sequence's values) never matters, and block table entries of
-        blocks before the window are not read. Query head h reads KV head h // (num_heads / num_kv_heads).
+        blocks before the window are not read. Query head h reads KV head h // (num_heads / num_kv_heads). out may be q.
         """
         ...
 

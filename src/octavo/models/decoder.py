@@ -9,7 +9,25 @@ from collections.abc import Sequence
 
 from octavo.kernels.decoder_layer import finish_layer
 from octavo.kernels.ops import F32, I32, DecoderLayer, DecoderRows, KVLayer, Ops
-from octavo.models.step_rows import are_all_rows, one_row_each, weigh
+from octavo.models.step_rows import Scratch, are_all_rows, one_row_each, weigh
+
+
+class DecoderScratch:
+    """What the rows of a step are held in between layers, kept from one step to the next."""
+
+    def __init__(self, hidden_size: int, num_heads: int, head_dim: int) -> None:
+        self._heads = num_heads, head_dim
+        self._sizes = {"hidden": hidden_size, "heads": num_heads * head_dim}
+        self._scratch = Scratch()
+
+    def take(self, num_rows: int) -> tuple[F32, F32]:
+        """As in `DecoderRows`: hidden and heads, with whatever was in them."""
+        hidden, heads = (self._scratch.rows(name, num_rows, size) for name, size in self._sizes.items())
+        return hidden, heads.reshape(num_rows, *self._heads)
+
+    def prepare(self, num_rows: int) -> bool:
+        """Between steps: has a little more of the memory of a step of so many rows ready; whether there was any."""
+        return any(self._scratch.prepare(name, num_rows, size) for name, size in self._sizes.items())
 
 
 def run_decoder(
@@ -29,12 +47,12 @@ def run_decoder(
         ops.decoder_layers(layers, kv_layers, at_once, rows)
     for index in range(at_once, len(layers)):
         layer, kv = layers[index], kv_layers[index]
-        ops.attention_input(rows.hidden, layer.attention, batch, rows.ropes[layer.rope], kv, rows.q)
-        weigh(ops, rows.q, batch, kv, layer.scale, index)
+        ops.attention_input(rows.hidden, layer.attention, batch, rows.ropes[layer.rope], kv, rows.heads)
+        weigh(ops, rows.heads, batch, kv, layer.scale, index)
         if index == last and not are_all:
             # K and V are written for every row; past this point only rows that become logits are needed.
-            hidden, q = rows.hidden[logits_rows], rows.q[logits_rows]
-            rows = DecoderRows(hidden, one_row_each(batch, logits_rows), rows.ropes, q, rows.attended[: len(q)])
+            hidden, heads = rows.hidden[logits_rows], rows.heads[logits_rows]
+            rows = DecoderRows(hidden, one_row_each(batch, logits_rows), rows.ropes, heads)
         if len(rows.hidden):
             finish_layer(ops, layer, kv, rows)
     return rows.hidden

@@ -46,3 +46,5 @@ class Family:
     # What K of each layer may be divided by, and q multiplied, for the sake of what rounds them: by the weights alone,
     # [num_kv_heads, head_dim]; none: nothing is known of it.
     key_scales: Callable[[Any], tuple[F32, ...]] = lambda _: ()
+    # Between steps: has a little more of the memory of a step of so many rows ready; whether there was any to be had.
+    prepare: Callable[[Any, int], bool] = lambda *_: False

@@ -19,13 +19,13 @@ from octavo.models.balance import balanced_norms, key_scales, positions
 from octavo.models.config import RopeConfig, check_heads, check_number, check_sizes, check_windows
 from octavo.models.config_gguf import Keys, head_dim_of, rope_of, vocab_size_of
 from octavo.models.config_json import Fields, layer_windows, num_kv_heads, read_rope, rope_scaling
-from octavo.models.decoder import run_decoder
+from octavo.models.decoder import DecoderScratch, run_decoder
 from octavo.models.family import Family
 from octavo.models.names import Names
 from octavo.models.packing import Packed
 from octavo.models.parts import Matrix, Parts, Vector, linear
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, num_positions
+from octavo.models.step_rows import num_positions
 
 _LOCAL_THETA = 10000.0  # of Gemma 3's window layers
 _PATTERNS = {"GemmaForCausalLM": 1, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6}  # every n-th layer sees everything
@@ -231,7 +231,7 @@ class GemmaModel:
         self._layers = tuple(_layer(config, packed, index) for index in range(config.num_layers))
         self._rope = rope_tables(config.rope, config.head_dim, config.max_position_embeddings)
         self._local_rope = rope_tables(config.local_rope, config.head_dim, config.max_position_embeddings)
-        self._scratch = Scratch()
+        self._scratch = DecoderScratch(config.hidden_size, config.num_heads, config.head_dim)
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
         heads, dim = self.config.num_kv_heads, self.config.head_dim
@@ -247,16 +247,18 @@ class GemmaModel:
                 found.append(key_scales(self._ops, layer.attention, config.num_kv_heads, config.head_dim, rope))
         return tuple(found)
 
+    def prepare(self, num_rows: int) -> bool:
+        """As `Family.prepare`."""
+        return self._scratch.prepare(num_rows)
+
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """As `CausalLM.forward`: token_ids [num_tokens], logits_rows [n] -> a new array [n, vocab_size]."""
         ops, config = self._ops, self.config
         ropes = [rope.upto(num_positions(batch)) for rope in (self._rope, self._local_rope)]
-        hidden = self._scratch.rows("hidden", len(token_ids), config.hidden_size)
+        hidden, heads = self._scratch.take(len(token_ids))
         ops.embedding(self._embedding, token_ids, hidden)
         hidden *= np.float32(config.hidden_size**0.5)
-        shape = len(token_ids), config.num_heads, config.head_dim
-        q, attended = self._scratch.heads("q", *shape), self._scratch.heads("attended", *shape)
-        rows = DecoderRows(hidden, batch, ropes, q, attended)
+        rows = DecoderRows(hidden, batch, ropes, heads)
         hidden = run_decoder(ops, self._layers, kv_layers, rows, logits_rows)
         logits = np.empty((len(logits_rows), config.vocab_size), np.float32)
         if len(logits_rows):
@@ -295,6 +297,7 @@ FAMILY = Family(
     parts=gemma_parts,
     build=GemmaModel,
     in_blocks=True,
+    prepare=GemmaModel.prepare,
     key_scales=GemmaModel.key_scales,
     why_uncounted=lambda config: None if config.attention_cap is None else "caps its attention scores",
 )

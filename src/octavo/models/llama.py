@@ -13,12 +13,12 @@ from octavo.core.kv_groups import LayerGeometry, build_groups
 from octavo.core.kv_spec import KVGroupSpec
 from octavo.kernels.ops import F32, I32, AttentionBatch, AttentionProjection, DecoderLayer, DecoderRows, KVLayer, Ops
 from octavo.models.balance import key_scales, positions
-from octavo.models.decoder import run_decoder
+from octavo.models.decoder import DecoderScratch, run_decoder
 from octavo.models.family import Family
 from octavo.models.llama_config import GGUF_NAMES, MODEL_TYPES, LlamaConfig, llama_from_gguf, llama_from_json
 from octavo.models.llama_weights import LayerWeights, ModelWeights, llama_parts, llama_weights
 from octavo.models.rope import rope_tables
-from octavo.models.step_rows import Scratch, num_positions
+from octavo.models.step_rows import num_positions
 
 
 class LlamaModel:
@@ -32,7 +32,7 @@ class LlamaModel:
         self._windows = tuple(config.window_of(index) for index in range(config.num_layers))
         self._layers = tuple(map(self._layer, weights.layers, self._windows))
         self._rope = rope_tables(config.rope, config.head_dim, config.max_position_embeddings, weights.rope_divisors)
-        self._scratch = Scratch()
+        self._scratch = DecoderScratch(config.hidden_size, config.num_heads, config.head_dim)
 
     def kv_groups(self, kv_format: str) -> tuple[KVGroupSpec, ...]:
         """One group of the layers that see everything, one of those that see a window."""
@@ -45,6 +45,10 @@ class LlamaModel:
         normed = [layer.attention for layer in self._layers if layer.attention.k_norm is not None]
         return tuple(key_scales(self._ops, one, config.num_kv_heads, config.head_dim, rope) for one in normed)
 
+    def prepare(self, num_rows: int) -> bool:
+        """As `Family.prepare`."""
+        return self._scratch.prepare(num_rows)
+
     def forward(self, token_ids: I32, batch: AttentionBatch, kv_layers: Sequence[KVLayer], logits_rows: I32) -> F32:
         """Run the rows of a step, write their K and V, and give the logits of some rows.
 
@@ -53,11 +57,9 @@ class LlamaModel:
         """
         ops, config, weights = self._ops, self.config, self._weights
         rope = self._rope.upto(num_positions(batch))
-        hidden = self._scratch.rows("hidden", len(token_ids), config.hidden_size)
+        hidden, heads = self._scratch.take(len(token_ids))
         ops.embedding(weights.embedding, token_ids, hidden)
-        shape = len(token_ids), config.num_heads, config.head_dim
-        q, attended = self._scratch.heads("q", *shape), self._scratch.heads("attended", *shape)
-        rows = DecoderRows(hidden, batch, (rope,), q, attended)
+        rows = DecoderRows(hidden, batch, (rope,), heads)
         hidden = run_decoder(ops, self._layers, kv_layers, rows, logits_rows)
         logits = np.empty((len(logits_rows), config.vocab_size), np.float32)
         if len(logits_rows):
@@ -86,5 +88,6 @@ FAMILY = Family(
     parts=llama_parts,
     build=lambda config, packed, ops: LlamaModel(config, llama_weights(packed, config), ops),
     in_blocks=True,
+    prepare=LlamaModel.prepare,
     key_scales=LlamaModel.key_scales,
 )

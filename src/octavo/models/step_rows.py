@@ -8,13 +8,18 @@ from octavo.kernels.ops import F32, I32, AttentionBatch, KVLayer, Ops
 
 _SCRATCH_ROWS_STEP = 64
 _CACHE_LINE = 64  # bytes
+_PAGE_NUMBERS = 1024  # of f32: the smallest pages that systems have
+_PART_NUMBERS = 512 * _PAGE_NUMBERS  # made ready at a time: less than a millisecond
 
 
 class Scratch:
     """Buffers for activations, kept between calls and grown on demand."""
 
+    # Invariant: of `_ready[name]` numbers at the start of a buffer, the system has given the memory.
+
     def __init__(self) -> None:
         self._buffers: dict[str, F32] = {}
+        self._ready: dict[str, int] = {}
 
     def rows(self, name: str, num_rows: int, size: int) -> F32:
         """[num_rows, size], with whatever the last call left in it."""
@@ -22,7 +27,21 @@ class Scratch:
         if buffer is None or len(buffer) < num_rows:
             capacity = -(-num_rows // _SCRATCH_ROWS_STEP) * _SCRATCH_ROWS_STEP
             buffer = self._buffers[name] = _aligned(capacity, size)
+            self._ready[name] = 0
         return buffer[:num_rows]
+
+    def prepare(self, name: str, num_rows: int, size: int) -> bool:
+        """Has some more of the memory of so many rows ready; whether there is more to be done. What rows held is lost.
+
+        A first touch costs a fault for each page: better while nobody waits.
+        """
+        numbers = self.rows(name, num_rows, size).reshape(-1)
+        start = self._ready[name]
+        if start >= len(numbers):
+            return False
+        numbers[start : start + _PART_NUMBERS : _PAGE_NUMBERS] = 0.0
+        self._ready[name] = start + _PART_NUMBERS
+        return True
 
     def heads(self, name: str, num_rows: int, num_heads: int, head_dim: int) -> F32:
         return self.rows(name, num_rows, num_heads * head_dim).reshape(num_rows, num_heads, head_dim)

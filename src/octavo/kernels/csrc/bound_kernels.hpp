@@ -201,12 +201,12 @@ class Kernels {
   }
 
   void decoder_layers(const LayerStack& stack, size_t count, const F2& hidden, const std::vector<BatchView*>& tables,
-                      const std::vector<CF2>& ropes, const F3& q, const F3& attended) {
+                      const std::vector<CF2>& ropes, const F3& heads) {
     require(count <= stack.layers().size(), "there are fewer layers");
     if (hidden.shape(0) == 0) return;
     std::vector<LayerCall> calls;
     calls.reserve(count);
-    for (size_t i = 0; i < count; i++) calls.push_back(layer_call(stack.layers()[i], tables, ropes, hidden, q, attended));
+    for (size_t i = 0; i < count; i++) calls.push_back(layer_call(stack.layers()[i], tables, ropes, hidden, heads));
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(mutex_);
     run_layers(calls, hidden.data());
@@ -290,22 +290,20 @@ class Kernels {
  private:
   struct Projection {  // kept while its work runs
     const KernelTable* table;
-    RopeWriteArgs* args;
+    const RopeWriteArgs* args;
   };
 
   // q, k and v of rows; K and V are written.
   RowWork work_of(const Projection& projection, const float* x, const float* norm, const LinearWeights& qkv) {
-    RopeWriteArgs& args = *projection.args;
-    float* made = static_cast<float*>(qkv_.reserve(sizeof(float) * args.num_tokens * qkv.num_outputs));
-    args.qkv = made;
-    RowWork work{x, made, norm, args.norm_eps, &qkv, nullptr, args.num_tokens, false};
+    const RopeWriteArgs& args = *projection.args;
+    RowWork work{x, nullptr, norm, args.norm_eps, &qkv, nullptr, args.num_tokens, false};
     if (args.num_tokens <= kRowsToAskFor) work.before = ask_for_slots;
     work.then = write_rows;
     work.context = &projection;
     return work;
   }
 
-  void project(const float* x, const float* norm, const LinearWeights& qkv, RopeWriteArgs& args) {
+  void project(const float* x, const float* norm, const LinearWeights& qkv, const RopeWriteArgs& args) {
     const Projection projection{table_, &args};
     rows_.run(*table_, work_of(projection, x, norm, qkv));
     table_->finish_tiles(pool_, args);
@@ -352,15 +350,18 @@ class Kernels {
     projection.table->ask_for_slots(pool, *projection.args, first, count);
   }
 
-  static void write_rows(const void* context, ThreadPool& pool, int first, int count) {
+  static void write_rows(const void* context, ThreadPool& pool, int first, int count, const float* made) {
     const Projection& projection = *static_cast<const Projection*>(context);
-    projection.table->rope_write(pool, *projection.args, first, count);
+    RopeWriteArgs args = *projection.args;
+    args.qkv = made;
+    args.first_row = first;
+    projection.table->rope_write(pool, args, first, count);
   }
 
   ThreadPool pool_;
   const KernelTable* table_ = nullptr;
   RowRunner rows_;
-  Buffer scratch_, qkv_;
+  Buffer scratch_;
   WeightMemory weights_;
   std::mutex mutex_;  // one caller at a time: the pool and the scratch memory are shared
 };

@@ -71,15 +71,15 @@ struct LayerCall {
 
 // ropes: cos, sin, cos, sin ...; who calls keeps them as long as the call is used.
 inline LayerCall layer_call(const DecoderLayer& layer, const std::vector<BatchView*>& tables, const std::vector<CF2>& ropes,
-                            const F2& hidden, const F3& q, const F3& attended) {
+                            const F2& hidden, const F3& heads) {
   const size_t table = static_cast<size_t>(layer.table), rope = 2 * static_cast<size_t>(layer.rope);
   require(table < tables.size() && rope + 1 < ropes.size(), "a layer's table or rope is not among those of the step");
   BatchView& batch = *tables[table];
   require(hidden.shape(0) == batch.num_tokens, "query_start must run from 0 to the number of rows");
   require(hidden.shape(1) == static_cast<size_t>(layer.qkv->weights.num_inputs), "hidden must have num_inputs columns");
-  LayerCall call{&layer, rope_args(batch, ropes[rope], ropes[rope + 1], *layer.kv, q, layer.q_norm, layer.k_norm, layer.eps),
-                 attention_args(CF3(q), batch, *layer.kv, layer.scale, attended, layer.kv->args.head_dim)};
-  require(static_cast<size_t>(layer.output->weights.num_inputs) == q.shape(1) * q.shape(2), "q must have the heads that output takes");
+  LayerCall call{&layer, rope_args(batch, ropes[rope], ropes[rope + 1], *layer.kv, heads, layer.q_norm, layer.k_norm, layer.eps),
+                 attention_args(CF3(heads), batch, *layer.kv, layer.scale, heads, layer.kv->args.head_dim)};
+  require(static_cast<size_t>(layer.output->weights.num_inputs) == heads.shape(1) * heads.shape(2), "heads must be those that output takes");
   call.attention.window = layer.window;
   call.attention.softcap = layer.softcap;
   return call;

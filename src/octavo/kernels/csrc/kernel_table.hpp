@@ -65,7 +65,7 @@ struct BatchArgs {
 };
 
 struct RopeWriteArgs {
-  const float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]
+  const float* qkv;  // [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], or of some of them ...
   BatchArgs batch;
   const float *cos, *sin;  // [max_positions, half_rotary_dim]
   int half_rotary_dim;
@@ -74,6 +74,7 @@ struct RopeWriteArgs {
   int num_tokens, num_heads;
   const float *q_norm, *k_norm;  // [head_dim] or null
   float norm_eps;
+  int first_row = 0;  // ... of which this is the first
 };
 
 struct LatentWriteArgs {
@@ -88,7 +89,7 @@ struct AttentionArgs {
   const float* q;  // [num_tokens, num_heads, head_dim]
   BatchArgs batch;
   KVLayerArgs kv;
-  float* out;  // [num_tokens, num_heads, v_dim]
+  float* out;  // [num_tokens, num_heads, v_dim]; may be q, where v_dim is head_dim
   int num_tokens, num_heads, v_dim;
   float scale;
   int window;          // keys that a row sees at most; 0: all

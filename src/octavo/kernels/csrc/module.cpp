@@ -76,7 +76,7 @@ NB_MODULE(_native, m) {
       .def("gated_mlp", &Kernels::gated_mlp, nb::arg("hidden").noconvert(), nb::arg("norm"), nb::arg("eps"), nb::arg("gate_up"), nb::arg("down"),
            nb::arg("gate"), nb::arg("post_norm").none())
       .def("decoder_layers", &Kernels::decoder_layers, nb::arg("stack"), nb::arg("count"), nb::arg("hidden").noconvert(), nb::arg("tables"),
-           nb::arg("ropes"), nb::arg("q").noconvert(), nb::arg("attended").noconvert())
+           nb::arg("ropes"), nb::arg("heads").noconvert())
       .def("paged_attention", &Kernels::paged_attention, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),
            nb::arg("out").noconvert(), nb::arg("window"), nb::arg("softcap"), nb::arg("sinks").none())
       .def("attention_mass", &Kernels::attention_mass, nb::arg("q"), nb::arg("batch"), nb::arg("kv"), nb::arg("scale"),

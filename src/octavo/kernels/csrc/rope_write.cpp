@@ -64,7 +64,7 @@ void write_token(const RopeWriteArgs& args, int sequence, int row, int position)
   const int in_text = position + args.batch.text_position[sequence] - args.batch.start_position[sequence];
   const float* cos = args.cos + static_cast<size_t>(in_text) * half;
   const float* sin = args.sin + static_cast<size_t>(in_text) * half;
-  const float* q = args.qkv + static_cast<size_t>(row) * (args.num_heads + 2 * kv.num_kv_heads) * head_dim;
+  const float* q = args.qkv + static_cast<size_t>(row - args.first_row) * (args.num_heads + 2 * kv.num_kv_heads) * head_dim;
   const float* k = q + args.num_heads * head_dim;
   const float* v = k + kv.num_kv_heads * head_dim;
   float* out_q = args.out_q + static_cast<size_t>(row) * args.num_heads * head_dim;

@@ -12,7 +12,7 @@ namespace octavo {
 
 struct RowWork {
   const float* x;     // [num_rows, inputs of first]
-  float* out;         // [num_rows, outputs of first, or of second]
+  float* out;         // [num_rows, outputs of first, or of second]; null: `then` reads each block of it, and nobody later
   const float* norm;  // RMS norm of x before; null: none
   float eps;
   const LinearWeights *first, *second;  // second: of an MLP, behind the gated activation; null: none
@@ -21,10 +21,10 @@ struct RowWork {
   // RMS norm of what the last matrix gives, before it is added to out (with `accumulate`); null: none.
   const float* out_norm = nullptr;
   Gate gate = Gate::silu;
-  // What happens before rows [first, first + count) of out are made, and while they are in the caches of who made them;
-  // null: nothing.
-  using Hook = void (*)(const void* context, ThreadPool& pool, int first, int count);
-  Hook before = nullptr, then = nullptr;
+  // What happens before rows [first, first + count) of out are made, and with them while they are in the caches of who made
+  // them; null: nothing.
+  void (*before)(const void* context, ThreadPool& pool, int first, int count) = nullptr;
+  void (*then)(const void* context, ThreadPool& pool, int first, int count, const float* made) = nullptr;
   const void* context = nullptr;
 };
 
@@ -60,7 +60,7 @@ class RowRunner {
   }
 
   struct Space {  // one thread's memory
-    Buffer scratch, normed, wide, inner, added;
+    Buffer scratch, normed, wide, inner, added, made;
   };
   struct Shared {
     RowRunner* runner;
@@ -91,7 +91,9 @@ class RowRunner {
   static void reserve(const KernelTable& table, Space& space, const RowWork& work, int rows, int num_threads) {
     const size_t count = static_cast<size_t>(rows);
     size_t scratch = table.linear_scratch_bytes(*work.first, rows, num_threads);
-    if (work.out_norm) space.added.reserve(sizeof(float) * count * (work.second ? work.second : work.first)->num_outputs);
+    const size_t num_outputs = static_cast<size_t>((work.second ? work.second : work.first)->num_outputs);
+    if (!work.out) space.made.reserve(sizeof(float) * count * num_outputs);
+    if (work.out_norm) space.added.reserve(sizeof(float) * count * num_outputs);
     if (work.norm) space.normed.reserve(sizeof(float) * count * work.first->num_inputs);
     if (work.second) {
       space.wide.reserve(sizeof(float) * count * work.first->num_outputs);
@@ -105,13 +107,14 @@ class RowRunner {
   static void run_block(const KernelTable& table, ThreadPool& pool, Space& space, const RowWork& work, int first, int count) {
     const LinearWeights &up = *work.first, &last = work.second ? *work.second : up;
     const float* x = work.x + static_cast<size_t>(first) * up.num_inputs;
-    float *rows = work.out + static_cast<size_t>(first) * last.num_outputs, *out = rows;
+    float* rows = work.out ? work.out + static_cast<size_t>(first) * last.num_outputs : static_cast<float*>(space.made.data());
+    float* out = rows;
     if (work.out_norm) out = static_cast<float*>(space.added.data());
     const bool accumulate = work.accumulate && !work.out_norm;
     if (work.before) work.before(work.context, pool, first, count);
     run_matrices(table, pool, space, work, x, count, out, accumulate);
     if (work.out_norm) table.rms_norm(pool, out, work.out_norm, work.eps, count, last.num_outputs, rows, work.accumulate);
-    if (work.then) work.then(work.context, pool, first, count);
+    if (work.then) work.then(work.context, pool, first, count, rows);
   }
 
   static void run_matrices(const KernelTable& table, ThreadPool& pool, Space& space, const RowWork& work, const float* x, int count,
