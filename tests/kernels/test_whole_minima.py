@@ -85,7 +85,7 @@ def test_products_are_those_of_numpy(instruction_set: str, groups: int, bits: in
     blocks, x = blocks_with(minima), normal(4, 44, 32 * groups)
     x[:, :32] *= np.float32(40)
     assert whole_minima(read_blocks(blocks, "q4_1")) is not None
-    out, expected = product(ops_for(instruction_set), x, blocks), multiply(x, read_blocks(blocks, "q4_1"))
+    out, expected = product(ops_for(instruction_set, 1), x, blocks), multiply(x, read_blocks(blocks, "q4_1"))
     if instruction_set.startswith("avx"):
         assert (out == expected).mean() > 0.999
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-5)
@@ -98,7 +98,8 @@ def test_minima_that_are_not_whole_are_added_group_by_group(instruction_set: str
     blocks, x = blocks_with(minima), normal(4, 44, 576)
     groups = read_blocks(blocks, "q4_1")
     assert whole_minima(groups) is None
-    np.testing.assert_allclose(product(ops_for(instruction_set), x, blocks), multiply(x, groups), rtol=1e-4, atol=1e-4)
+    out = product(ops_for(instruction_set, 1), x, blocks)
+    np.testing.assert_allclose(out, multiply(x, groups), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
@@ -175,7 +176,7 @@ def test_factors_lose_little(size: float, bits: int) -> None:
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("rows", [20, 44])  # the second in tiles enough for crossed products
+@pytest.mark.parametrize("rows", [20, 44])  # the second in tiles enough for crossed products, on one thread
 def test_rows_of_zeros_tiny_and_not_finite_numbers(instruction_set: str, rows: int) -> None:
     minima = np.random.default_rng(2).integers(-255, 256, (33, 6)).astype(np.float32) * np.float32(2.0**-9)
     blocks, x = blocks_with(minima), normal(3, rows, 192)
@@ -185,7 +186,7 @@ def test_rows_of_zeros_tiny_and_not_finite_numbers(instruction_set: str, rows: i
     x[7, 100] = np.inf
     x[8] *= np.float32(1e36)
     x[9] = 2e36  # whose sum is more than f32 holds
-    ops = ops_for(instruction_set)
+    ops = ops_for(instruction_set, 1)
     out = product(ops, x, blocks)
     assert (out[[4, 6]] == 0).all()
     assert np.isnan(out[7]).all()

@@ -224,7 +224,7 @@ static void round_row(const float* x, int num_inputs, int row, int rows, int32_t
       rounded = round_group_by<kCrossed>(at(group), scales[group], inverses[group], to + codes_at);
     } else if (as_float(most) > bound && most >= static_cast<int32_t>(kLeastBits) && most < kInfinityBits) {
       rounded = round_fine_group<kDtype, kCrossed>(at(group), as_float(most), to + codes_at, high);
-      *to |= 1 << row;
+      *to |= is_ordinary_scale(rounded.scale) ? 1 << row : kMarked | 1 << row;
     } else {
       rounded = round_coarse_group<kDtype, kCrossed>(at(group), most, to + codes_at);
       if (!is_ordinary_scale(rounded.scale)) *to |= kMarked;
