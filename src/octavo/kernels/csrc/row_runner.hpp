@@ -50,7 +50,7 @@ class RowRunner {
   }
 
  private:
-  static constexpr int kBlockRows = 132;  // at most: of one table of panels (grouped_tile.hpp)
+  static constexpr int kBlockRows = 84;  // at most: of one table of panels (grouped_tile.hpp)
   // Every thread reads all weights for its rows: with so many for each, times the number of threads, arithmetic takes longer.
   static constexpr int kRowsPerThread = 4;
 
