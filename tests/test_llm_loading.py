@@ -16,6 +16,7 @@ from octavo.errors import (
     ModelError,
 )
 from octavo.executor.kv_storage import KVStorage
+from octavo.models.decoder import DecoderScratch
 from tests.models.tiny_families import make_family
 from tests.models.tiny_models import make_tiny_model
 from tests.tiny_llm import BLOCK_BYTES, TEXTS, one
@@ -190,3 +191,31 @@ def test_larger_steps_of_other_families_are_refused(tmp_path: Path) -> None:
     path = make_family(tmp_path / "gpt2", "gpt2")
     with pytest.raises(ConfigError, match=r"max_num_prefill_tokens is 513.*max_num_batched_tokens \(512\)"):
         LLM(str(path), max_num_prefill_tokens=513)
+
+
+@pytest.mark.parametrize("family", ["llama2", "gpt2"])
+def test_idle_work_makes_the_memory_of_the_longest_step_ready_and_changes_no_answer(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    asked: list[tuple[int, bool]] = []
+    prepare = DecoderScratch.prepare
+
+    def seen(scratch: DecoderScratch, num_rows: int) -> bool:
+        asked.append((num_rows, prepare(scratch, num_rows)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(DecoderScratch, "prepare", seen)
+    path = tiny if family == "llama2" else make_family(tmp_path / family, family)
+    with LLM(str(path), kv_cache_memory=1 << 20, max_num_seqs=8, max_num_batched_tokens=32, threads=1) as llm:
+        before = llm.generate([[5, 6, 7] * 50], SamplingParams(max_tokens=9, temperature=0))[0].token_ids
+        llm.model.core.reset_prefix_cache()
+        idle_work = llm.model.idle_work
+        assert idle_work is not None
+        while idle_work():
+            pass
+        assert llm.generate([[5, 6, 7] * 50], SamplingParams(max_tokens=9, temperature=0))[0].token_ids == before
+    if family == "llama2":
+        assert asked[0] == (128, True)
+        assert asked[-1] == (128, False), "then the KV cache's"
+    else:
+        assert not asked

@@ -118,10 +118,10 @@ def load(
     plan = _plan(source, cache_spec(causal_lm, setting.config(config)), options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
     storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales_of(causal_lm, plan.spec))
-    context = options.max_model_len or setting.longest_context(longest)
-    scheduler_config = options.config(context, in_blocks=family_of(source.config).in_blocks)
+    family, context = family_of(source.config), options.max_model_len or setting.longest_context(longest)
+    scheduler_config = options.config(context, in_blocks=family.in_blocks)
     decider = Scheduler(scheduler_config, BlockManager(plan.spec, plan.num_blocks), vocab_size=source.config.vocab_size)
-    prepare, num_rows = family_of(source.config).prepare, min(scheduler_config.most_step_tokens, context)
+    num_rows = min(scheduler_config.most_step_tokens, context)
     return LoadedModel(
         core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
@@ -140,7 +140,7 @@ def load(
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
-        idle_work=lambda: prepare(causal_lm, num_rows) or storage.prepare(),
+        idle_work=lambda: family.prepare(causal_lm, num_rows) or storage.prepare(),
     )
 
 

@@ -33,9 +33,13 @@ class Scratch:
     def prepare(self, name: str, num_rows: int, size: int) -> bool:
         """Has some more of the memory of so many rows ready; whether there is more to be done. What rows held is lost.
 
-        A first touch costs a fault for each page: better while nobody waits.
+        A first touch costs a fault for each page: better while nobody waits. Without memory nothing is done: a step
+        that needs it will say so.
         """
-        numbers = self.rows(name, num_rows, size).reshape(-1)
+        try:
+            numbers = self.rows(name, num_rows, size).reshape(-1)
+        except MemoryError:
+            return False
         start = self._ready[name]
         if start >= len(numbers):
             return False
