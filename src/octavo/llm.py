@@ -121,7 +121,6 @@ def load(
     family, context = family_of(source.config), options.max_model_len or setting.longest_context(longest)
     scheduler_config = options.config(context, in_blocks=family.in_blocks)
     decider = Scheduler(scheduler_config, BlockManager(plan.spec, plan.num_blocks), vocab_size=source.config.vocab_size)
-    num_rows = min(scheduler_config.most_step_tokens, context)
     return LoadedModel(
         core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
         tokenizer=tokenizer,
@@ -140,7 +139,7 @@ def load(
         scheduler_config=scheduler_config,
         memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
         kv_setting=setting,
-        idle_work=lambda: family.prepare(causal_lm, num_rows) or storage.prepare(),
+        idle_work=lambda: family.prepare(causal_lm, min(scheduler_config.most_step_tokens, context)) or storage.prepare(),
     )
 
 
