@@ -114,15 +114,15 @@ def load(
     setting, longest = kv_setting(config, source, running), source.config.max_position_embeddings
     tokenizer = Tokenizer.from_source(source.tokenizer_source)
     template, chat_error = _open_template(chat_template, source.generation.chat_template, tokenizer)
-    causal_lm = load_model(source, ops, weights_dtype, progress)
-    plan = _plan(source, cache_spec(causal_lm, setting.config(config)), options, config, setting)
+    loaded = load_model(source, ops, weights_dtype, progress)
+    plan = _plan(source, cache_spec(loaded, setting.config(config)), options, config, setting)
     # A context that the pool has lowered is not the scheduler's limit: blocks are, and it names them with their cure.
-    storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales_of(causal_lm, plan.spec))
+    storage = KVStorage(plan.spec, plan.num_blocks, scales=setting.scales_of(loaded, plan.spec))
     family, context = family_of(source.config), options.max_model_len or setting.longest_context(longest)
     scheduler_config = options.config(context, in_blocks=family.in_blocks)
     decider = Scheduler(scheduler_config, BlockManager(plan.spec, plan.num_blocks), vocab_size=source.config.vocab_size)
     return LoadedModel(
-        core=EngineCore(decider, ModelExecutor(causal_lm, ops, storage)),
+        core=EngineCore(decider, ModelExecutor(loaded, ops, storage)),
         tokenizer=tokenizer,
         chat_template=template,
         chat_error=chat_error,
@@ -137,9 +137,9 @@ def load(
         instruction_set=ops.instruction_set,
         num_threads=ops.num_threads,
         scheduler_config=scheduler_config,
-        memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, causal_lm)),
+        memory=account(source, weights_dtype, scheduler_config, base_bytes, ops.num_threads, (storage, loaded)),
         kv_setting=setting,
-        idle_work=lambda: family.prepare(causal_lm, min(scheduler_config.most_step_tokens, context)) or storage.prepare(),
+        idle_work=lambda: family.prepare(loaded, min(context, scheduler_config.most_step_tokens)) or storage.prepare(),
     )
 
 
